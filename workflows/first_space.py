@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -79,20 +79,59 @@ def first_space(wanted: Wanted, file: str) -> First:
         raise SpaceArgumentError("adapter", str(error)) from None
     own = _own(wanted, record)
     trainer = {"adapter": wanted.adapter, **own.trainer()}
-    least = _least_space(trainer, wanted)
-    stated = StatedOptions.of(trainer)
+    least, stated = _least_space(trainer, wanted), StatedOptions.of(trainer)
+    nodes = wanted.nodes or own.launched.nodes or 1
+    content, notes = _default_content(wanted, record, own, least, stated, nodes)
+    content |= {"trainer": trainer, "budget": {"trials": 20}}
+    content["objective"] = least.objective.as_dict()
+    del content["name"]  # the file's
+    if not wanted.model:
+        del content["model"]  # the arguments say it
+    elif content["model"].keys() == {"base"}:
+        content["model"] = content["model"]["base"]
+    # Checked before it is written; frozen, as its objective may need what the notes ask for.
+    space = load_space(content, frozen=True)
+    dropped = _drop_refused_values(content["parameters"], space)
+    own_zero = stated.parameters().get("zero_stage")
+    if own_zero in dropped.get("zero_stage", []):
+        notes.append(f"your ZeRO {own_zero} is not searched: {wanted.adapter}'s record lacks it")
+    notes += [f"left out: {words}" for words in own.left_out]
+    notes += _differences(wanted, own.launched, space, nodes)
+    options = own.launched.batch_options
+    scripts_time = next((o[7:] for o in options if o.startswith("--time=")), "")
+    time = _job_time(space, scripts_time)
+    if scripts_time and time != scripts_time:
+        shortest = math.ceil(least_s(space) / 60)
+        notes.append(f"a job shorter than {shortest}m starts no trial: submit for that of several")
+    profile = own.part.profile
+    return First(
+        _text(content, file),
+        [content["description"], *own.notes, *notes],
+        written_document({"source": str(wanted.arguments), **profile}) if profile else "",
+        [f"--nodes {space.widths[-1]}", f"--time {time}"],
+    )
+
+
+def _default_content(
+    wanted: Wanted,
+    record: AdapterFile,
+    own: _Own,
+    least: SearchSpace,
+    stated: StatedOptions,
+    nodes: int,
+) -> tuple[dict[str, Any], list[str]]:
+    """The default space with the trainer's own batch and stage of ZeRO, and notes on it."""
     model = wanted.model or least.model
     if model is None:
         keys = {name: key.key for name, key in record.model.items()}
         starts_none = shown(wanted.arguments or "") if not own.launched.entry else ""
         raise SpaceError(_no_model(wanted.adapter, keys, stated.keys, own.left_out, starts_none))
-    batch, launched = stated.batch(getattr(least.model, "seq_length", None)), own.launched
-    nodes = wanted.nodes or launched.nodes or 1
+    batch = stated.batch(getattr(least.model, "seq_length", None))
     whole = partial(
         default_space, model, wanted.cluster, nodes, record.framework,
         seq_length=stated.seq_length(), settings=record.settings, batch_is_stated=batch is not None,
     )  # fmt: skip
-    ranks = launched.ranks or nodes * least.ranks_per_node
+    ranks = own.launched.ranks or nodes * least.ranks_per_node
     stated_batch = stated.batch_on(ranks) if batch is None else batch
     if stated_batch is None and least.program.log.rows_vary:
         stated_batch = ROWS * ranks
@@ -112,29 +151,28 @@ def first_space(wanted: Wanted, file: str) -> First:
     zero, own_zero = content["parameters"].get("zero_stage"), stated.parameters().get("zero_stage")
     if isinstance(zero, list) and isinstance(own_zero, int):
         content["parameters"]["zero_stage"] = sorted({*zero, own_zero})
-    content |= {"trainer": trainer, "budget": {"trials": 20}}
-    content["objective"] = least.objective.as_dict()
-    del content["name"]  # the file's
-    if not wanted.model:
-        del content["model"]  # the arguments say it
-    elif content["model"].keys() == {"base"}:
-        content["model"] = content["model"]["base"]
-    # Checked before it is written; frozen, as its objective may need what the notes ask for.
-    space = load_space(content, frozen=True)
-    for name, values in content["parameters"].items():
+    return content, notes
+
+
+def _drop_refused_values(parameters: dict[str, Any], space: SearchSpace) -> dict[str, list[Any]]:
+    """Drop values that a constraint on one parameter alone refuses; returns them by parameter."""
+    refused = {}
+    for name, values in parameters.items():
         if isinstance(values, list):
             alone = [e for e in space.constraints if e.names == {name}]
-            fitting = [v for v in values if all(e.value({name: v}) for e in alone)]
-            content["parameters"][name] = fitting
-            if name == "zero_stage" and own_zero in set(values) - set(fitting):
-                notes.append(
-                    f"your ZeRO {own_zero} is not searched: {wanted.adapter}'s record lacks it"
-                )
-    notes += [f"left out: {words}" for words in own.left_out]
+            parameters[name] = [v for v in values if all(e.value({name: v}) for e in alone)]
+            refused[name] = [v for v in values if v not in parameters[name]]
+    return refused
+
+
+def _differences(
+    wanted: Wanted, launched: Launched, space: SearchSpace, nodes: int
+) -> Iterator[str]:
+    """Notes on nodes of the launch script that are unlike those of the cluster."""
     counts = launched.ranks and launched.nodes and not wanted.nodes
     per_node = launched.ranks / nodes if counts else space.ranks_per_node
     if per_node != space.ranks_per_node:
-        notes.append(
+        yield (
             f"your script starts {per_node:g} ranks on a node, and a node of {wanted.cluster} has "
             f"{counted(space.ranks_per_node, 'GPU')}: name your nodes by --cluster"
         )
@@ -142,19 +180,7 @@ def first_space(wanted: Wanted, file: str) -> First:
     has = space.cluster.memory_gib if space.cluster else 0.0
     if asked and abs(int(asked[1]) - has) > MEMORY_MARGIN * has:
         told = f"your script asks for GPUs of {asked[1]} GB ({asked.string}), and those of"
-        notes.append(f"{told} {wanted.cluster} have {has:g} GiB: name yours by --cluster")
-    scripts_time = next((o[7:] for o in launched.batch_options if o.startswith("--time=")), "")
-    time = _job_time(space, scripts_time)
-    if scripts_time and time != scripts_time:
-        shortest = math.ceil(least_s(space) / 60)
-        notes.append(f"a job shorter than {shortest}m starts no trial: submit for that of several")
-    profile = own.part.profile
-    return First(
-        _text(content, file),
-        [content["description"], *own.notes, *notes],
-        written_document({"source": str(wanted.arguments), **profile}) if profile else "",
-        [f"--nodes {space.widths[-1]}", f"--time {time}"],
-    )
+        yield f"{told} {wanted.cluster} have {has:g} GiB: name yours by --cluster"
 
 
 def _job_time(space: SearchSpace, scripts_own: str) -> str:
