@@ -41,7 +41,7 @@ class _Log:
 
 
 @dataclass
-class _Said:
+class _Reports:
     """All that agents have reported of one trial."""
 
     codes: dict[int, int] = field(default_factory=dict)  # rank -> code, in the order of their ends
@@ -77,7 +77,7 @@ class Channel:
         self._num_ranks = num_ranks
         self._lock = threading.Condition()
         self._unread = b""
-        self._said = _Said()
+        self._reports = _Reports()
         self._logs: dict[bytes, _Log] = {}  # of a trial that runs
         self._heard_s = dict.fromkeys(self._agents, time.monotonic())
         self.greeted: set[int] = set()  # agents that have sent hello
@@ -91,7 +91,7 @@ class Channel:
         Raises OSError if its logs cannot be opened.
         """
         with self._lock:
-            self._spec, self._lease, self._said, self._problem = spec, lease, _Said(), ""
+            self._spec, self._lease, self._reports, self._problem = spec, lease, _Reports(), ""
             now = time.monotonic()
             self._heard_s = {
                 agent: now if agent in self.greeted else now + LAUNCH_S for agent in self._agents
@@ -122,16 +122,16 @@ class Channel:
     def codes(self) -> dict[int, int]:
         """Exit codes of the ranks, in the order of their ends; negative for a signal."""
         with self._lock:
-            return dict(self._said.codes)
+            return dict(self._reports.codes)
 
     @property
     def oom_kills(self) -> int:
-        return self._said.oom_kills
+        return self._reports.oom_kills
 
     @property
     def all_gone(self) -> bool:
         """Whether nothing of the trial is left, and all its output is in the logs."""
-        return not self.void and self._said.gone >= self._agents
+        return not self.void and self._reports.gone >= self._agents
 
     @property
     def over(self) -> bool:
@@ -140,7 +140,7 @@ class Channel:
     @property
     def failed(self) -> bool:
         """Whether a rank has failed; the others then have some time to end by themselves."""
-        return bool(self._said.missing) or any(self.codes.values())
+        return bool(self._reports.missing) or any(self.codes.values())
 
     @property
     def exit_code(self) -> int | None:
@@ -165,14 +165,14 @@ class Channel:
     def _sent_from_outside(self) -> str:
         """Message on the signal from outside that ended the first failed rank; "" if none did."""
         with self._lock:
-            failed = first_failed(self._said.codes)
+            failed = first_failed(self._reports.codes)
             if failed is None:
                 return ""
             # A shell adds 128 to a signal; other codes above 128 may be a program's own.
             ended = signal.SIGKILL if failed[1] == 128 + signal.SIGKILL else -failed[1]
-            if ended == signal.SIGKILL and self._said.oom_kills:
+            if ended == signal.SIGKILL and self._reports.oom_kills:
                 return ""
-            number, uid = self._said.signals.get(failed[0], (0, -1))
+            number, uid = self._reports.signals.get(failed[0], (0, -1))
             if number not in (*_ENDING, ended):  # the rank has survived that signal
                 number, uid = (ended if ended in _SENT else 0), -1
         if not number:
@@ -188,7 +188,7 @@ class Channel:
         command may be wrong: a launcher may end the other tasks before they can report it.
         """
         with self._lock:
-            missing, started = dict(self._said.missing), bool(self._said.codes)
+            missing, started = dict(self._reports.missing), bool(self._reports.codes)
         if not missing:
             return "", ()
         first, nodes = min(missing), map(self._node, sorted(missing))
@@ -204,7 +204,7 @@ class Channel:
     def lost_agent(self) -> str:
         """Message on an agent that ended without reporting ``gone``; "" if all have reported it."""
         with self._lock:
-            left = sorted(self._agents - self._said.gone)
+            left = sorted(self._agents - self._reports.gone)
         return f"the agent of rank {left[0]} ended without a word" if left else ""  # killed
 
     def answers(self, timeout_s: float | None = None) -> bool:
@@ -217,7 +217,7 @@ class Channel:
 
         def silent() -> set[int]:
             answered = {agent for agent, last in self._answers.items() if last >= number}
-            return set(self._agents) - answered - self._said.gone
+            return set(self._agents) - answered - self._reports.gone
 
         with self._lock:
             if self.void or self._lock.wait_for(lambda: self.void or not silent(), timeout_s):
@@ -230,7 +230,9 @@ class Channel:
         before = time.monotonic() - SILENCE_S
         with self._lock:
             late = any(
-                heard < before for one, heard in self._heard_s.items() if one not in self._said.gone
+                heard < before
+                for one, heard in self._heard_s.items()
+                if one not in self._reports.gone
             )
         if late and self.answers():
             with self._lock:
@@ -281,28 +283,30 @@ class Channel:
                 return bool(self._logs) and not self._has_ended(rank)
             case "gone":
                 own = self._ranks_of.get(rank, ())
-                return rank not in self._said.gone and all(map(self._has_ended, own)) and bool(own)
+                return (
+                    rank not in self._reports.gone and all(map(self._has_ended, own)) and bool(own)
+                )
             case _:
                 return rank in self.greeted
 
     def _has_ended(self, rank: int) -> bool:
-        return rank in self._said.codes or rank in self._said.missing
+        return rank in self._reports.codes or rank in self._reports.missing
 
     def _note(self, word: str, rank: int, numbers: tuple[int, ...]) -> None:
-        said = self._said
+        reports = self._reports
         if word == "end":
-            said.codes[rank] = numbers[0]
-            said.oom_kills = max(said.oom_kills, numbers[1])
+            reports.codes[rank] = numbers[0]
+            reports.oom_kills = max(reports.oom_kills, numbers[1])
         elif word == "none":
-            said.missing[rank] = numbers[0], numbers[1]
+            reports.missing[rank] = numbers[0], numbers[1]
         elif word == "sig":
-            said.signals.setdefault(rank, (numbers[0], numbers[1]))
+            reports.signals.setdefault(rank, (numbers[0], numbers[1]))
         elif word == "hello":
             self.greeted.add(rank)
         elif word == "beat":
             self._answers[rank] = max(numbers[0], self._answers.get(rank, 0))
         elif word == "gone":
-            said.gone.add(rank)
+            reports.gone.add(rank)
             for log in self._logs.values():
                 self._end_lines(log, [r for r in log.partial if self._agent_of[r] == rank])
 

@@ -59,14 +59,14 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class First:
+class FirstSpace:
     space: str  # text of the file
     notes: list[str]  # on it, and on what it leaves out
     site: str = ""  # text of a site profile; empty where none is needed
     submit: Sequence[str] = ()  # options of `meshtune submit`; the launch script's if they suffice
 
 
-def first_space(wanted: Wanted, file: str) -> First:
+def first_space(wanted: Wanted, file: str) -> FirstSpace:
     """A space file, with notes on it and on the user's options that it leaves out.
 
     Other files are named as seen from ``file``, which it will be written to.
@@ -104,7 +104,7 @@ def first_space(wanted: Wanted, file: str) -> First:
         shortest = math.ceil(least_s(space) / 60)
         notes.append(f"a job shorter than {shortest}m starts no trial: submit for that of several")
     profile = own.part.profile
-    return First(
+    return FirstSpace(
         _text(content, file),
         [content["description"], *own.notes, *notes],
         written_document({"source": str(wanted.arguments), **profile}) if profile else "",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
-from slurm.logs.quantities import Beside, QuantityError, quantity
+from slurm.logs.quantities import Context, QuantityError, quantity
 from slurm.logs.text import READ_BYTES
 
 Reduction = Literal["median", "mean", "last", "first", "min", "max", "sum"]
@@ -228,7 +228,7 @@ class LogMetrics:
                 f"the pattern of {metric!r} matched {text!r}, the end of {cut!r}: let its group "
                 "take the whole number, as ([0-9.,]+) does, or the pattern begin before it"
             )
-        beside = Beside(line[: found.start(which)], line[found.end(which) :])
+        beside = Context(line[: found.start(which)], line[found.end(which) :])
         try:
             value = quantity(text, beside, metric, pattern.unit, self._num_gpus) * pattern.scale
         except QuantityError as error:
