@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -123,9 +123,7 @@ def _default_content(
     """The default space with the trainer's own batch and stage of ZeRO, and notes on it."""
     model = wanted.model or least.model
     if model is None:
-        keys = {name: key.key for name, key in record.model.items()}
-        starts_none = shown(wanted.arguments or "") if not own.launched.entry else ""
-        raise SpaceError(_no_model(wanted.adapter, keys, stated.keys, own.left_out, starts_none))
+        raise SpaceError(_no_model(wanted, record, own, stated))
     batch = stated.batch(getattr(least.model, "seq_length", None))
     whole = partial(
         default_space, model, wanted.cluster, nodes, record.framework,
@@ -314,32 +312,28 @@ def _named_file(arguments: list[str], naming: list[str]) -> str:
     return ""
 
 
-def _no_model(
-    adapter: str,
-    keys: Mapping[str, str],
-    options: Collection[str],
-    left_out: list[str],
-    starts_none: str,
-) -> str:
-    """A message on the keys of a model that the user's arguments or file lack.
-
-    ``starts_none`` is the name of a launch script that starts no script of the trainer, or empty.
-    """
+def _no_model(wanted: Wanted, record: AdapterFile, own: _Own, stated: StatedOptions) -> str:
+    """A message on the keys of a model that the user's arguments or file lack."""
+    keys = {name: key.key for name, key in record.model.items()}
     needed = [name for name, field in ModelConfig.model_fields.items() if field.is_required()]
-    lacking = [keys[name] for name in needed if name in keys and keys[name] not in options]
-    lacking = lacking if options else []
+    lacking = [keys[name] for name in needed if name in keys and keys[name] not in stated.keys]
+    lacking = lacking if stated.keys else []
     said = f"not told {', '.join(lacking)}" if lacking else "told none, or not all of it"
     if keys and not lacking and (unsaid := [name for name in needed if name not in keys]):
         said += f": it has no option for {', '.join(unsaid)}"
     remedy = f": add --{lacking[0]}, or" if len(lacking) == 1 else ":"
     remedy += " name a shipped model, Hugging Face's config.json or a *.yaml"
     unread = [
-        words for words in left_out if words[:1] == "$" or words.lstrip("-").split()[0] in lacking
+        words
+        for words in own.left_out
+        if words[:1] == "$" or words.lstrip("-").split()[0] in lacking
     ]
     reason = f"; no shell reads {', '.join(unread)}" if unread else ""
-    if starts_none and not unread and lacking and len(lacking) == len(keys.keys() & {*needed}):
-        reason = f"; {starts_none} starts no script: name by --args the file that does"
-    return f"--model is missing: {adapter} is {said}{reason}{remedy}"
+    lacks_all = lacking and len(lacking) == len(keys.keys() & {*needed})
+    if wanted.arguments and not own.launched.entry and not unread and lacks_all:
+        script = shown(wanted.arguments)
+        reason = f"; {script} starts no script: name by --args the file that does"
+    return f"--model is missing: {wanted.adapter} is {said}{reason}{remedy}"
 
 
 def _lines(arguments: list[str]) -> str:
