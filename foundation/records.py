@@ -8,7 +8,7 @@ import itertools
 import re
 import textwrap
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
@@ -21,7 +21,7 @@ from pydantic import (
     Tag,
     ValidationError,
 )
-from pydantic_core import CoreSchema
+from pydantic_core.core_schema import CoreSchema, literal_schema
 
 from foundation.documents import Document, Mark, as_written, read_document
 from foundation.messages import closest, nearest, shown
@@ -86,6 +86,16 @@ def inline(value: Any) -> str:
 
 def _several(value: Any) -> str:
     return "<several>" if isinstance(value, (list, tuple)) else "<one>"
+
+
+class OneOf:
+    """Annotation of a text that is one of some names, which only the running program knows."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._schema = literal_schema([*names])
+
+    def __get_pydantic_core_schema__(self, *_: Any) -> CoreSchema:
+        return self._schema
 
 
 # Unions that report only the errors of the member that was meant.

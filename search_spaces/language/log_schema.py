@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from foundation.records import Described, Named, OneOrSeveral, inline
+from foundation.records import Described, Named, OneOf, OneOrSeveral, inline
 from search_spaces.errors import SpaceError
 from search_spaces.shipped import known_trainers
-from slurm.logs.patterns import PAUSES, REDUCTIONS, LogFormat, Pattern
+from slurm.logs.patterns import PAUSES, LogFormat, Pattern, Reduction
 
-if TYPE_CHECKING:
-    FormatName: TypeAlias = str
-else:
-    FormatName = Literal[known_trainers("log")]
-REDUCTION_NAMES = tuple(REDUCTIONS)
+FormatName = Annotated[str, OneOf(known_trainers("log"))]
 _PLACEHOLDERS = {
     # 1,234.5, 1.2e3, 34.5K
     "{number}": r"(?P<value>[\d.,]+(?:[eE][-+]?\d+)?(?:[KMGB](?![A-Za-z]))?)",
@@ -36,7 +32,7 @@ class PatternSpec(Described):
     regex: str
     unit: str | None = None
     scale: float = 1.0
-    reduce: Literal[REDUCTION_NAMES] = "median"  # type: ignore[valid-type]
+    reduce: Reduction = "median"
     skip: int | None = Field(default=None, ge=0)
     since_start: bool = False
     whole: str = ""
