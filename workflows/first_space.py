@@ -80,8 +80,7 @@ def first_space(wanted: Wanted, file: str) -> FirstSpace:
     own = _own(wanted, record)
     trainer = {"adapter": wanted.adapter, **own.trainer()}
     least, stated = _least_space(trainer, wanted), StatedOptions.of(trainer)
-    nodes = wanted.nodes or own.launched.nodes or 1
-    content, notes = _default_content(wanted, record, own, least, stated, nodes)
+    content, notes = _default_content(wanted, record, own, least, stated)
     content |= {"trainer": trainer, "budget": {"trials": 20}}
     content["objective"] = least.objective.as_dict()
     del content["name"]  # the file's
@@ -96,7 +95,7 @@ def first_space(wanted: Wanted, file: str) -> FirstSpace:
     if own_zero in dropped.get("zero_stage", []):
         notes.append(f"your ZeRO {own_zero} is not searched: {wanted.adapter}'s record lacks it")
     notes += [f"left out: {words}" for words in own.left_out]
-    notes += _differences(wanted, own.launched, space, nodes)
+    notes += _differences(wanted, own, space)
     options = own.launched.batch_options
     scripts_time = next((o[7:] for o in options if o.startswith("--time=")), "")
     time = _job_time(space, scripts_time)
@@ -113,12 +112,7 @@ def first_space(wanted: Wanted, file: str) -> FirstSpace:
 
 
 def _default_content(
-    wanted: Wanted,
-    record: AdapterFile,
-    own: _Own,
-    least: SearchSpace,
-    stated: StatedOptions,
-    nodes: int,
+    wanted: Wanted, record: AdapterFile, own: _Own, least: SearchSpace, stated: StatedOptions
 ) -> tuple[dict[str, Any], list[str]]:
     """The default space with the trainer's own batch and stage of ZeRO, and notes on it."""
     model = wanted.model or least.model
@@ -126,10 +120,10 @@ def _default_content(
         raise SpaceError(_no_model(wanted, record, own, stated))
     batch = stated.batch(getattr(least.model, "seq_length", None))
     whole = partial(
-        default_space, model, wanted.cluster, nodes, record.framework,
+        default_space, model, wanted.cluster, own.nodes, record.framework,
         seq_length=stated.seq_length(), settings=record.settings, batch_is_stated=batch is not None,
     )  # fmt: skip
-    ranks = own.launched.ranks or nodes * least.ranks_per_node
+    ranks = own.launched.ranks or own.nodes * least.ranks_per_node
     stated_batch = stated.batch_on(ranks) if batch is None else batch
     if stated_batch is None and least.program.log.rows_vary:
         stated_batch = ROWS * ranks
@@ -163,12 +157,11 @@ def _drop_refused_values(parameters: dict[str, Any], space: SearchSpace) -> dict
     return refused
 
 
-def _differences(
-    wanted: Wanted, launched: Launched, space: SearchSpace, nodes: int
-) -> Iterator[str]:
+def _differences(wanted: Wanted, own: _Own, space: SearchSpace) -> Iterator[str]:
     """Notes on nodes of the launch script that are unlike those of the cluster."""
+    launched = own.launched
     counts = launched.ranks and launched.nodes and not wanted.nodes
-    per_node = launched.ranks / nodes if counts else space.ranks_per_node
+    per_node = launched.ranks / own.nodes if counts else space.ranks_per_node
     if per_node != space.ranks_per_node:
         yield (
             f"your script starts {per_node:g} ranks on a node, and a node of {wanted.cluster} has "
@@ -199,6 +192,7 @@ class _Own:
 
     entry: str
     config: str
+    nodes: int  # of each trial
     launched: Launched = field(default_factory=Launched)  # the script; empty without one
     part: SitePart = field(default_factory=SitePart)  # the site's part of it
     arguments: list[str] = field(default_factory=list)
@@ -226,11 +220,12 @@ def _literal(text: str) -> str:
 
 
 def _own(wanted: Wanted, record: AdapterFile) -> _Own:
-    own = _Own(wanted.entry, wanted.config)
+    own = _Own(wanted.entry, wanted.config, wanted.nodes or 1)
     if wanted.arguments is None:
         return own
     by_equals = record.options == "key=value"
     own.launched = launched = launch_script.read(wanted.arguments, by_equals, record.together)
+    own.nodes = wanted.nodes or launched.nodes or 1
     own.part = site_part(launched, wanted.cluster)
     own.arguments = launched.arguments
     own.left_out = [*launched.left_out, *launched.dropped, *own.part.left_out]
