@@ -63,13 +63,13 @@ class Meter:
         self._seen: Readings = {}
         self._used: dict[str, float] = {}
         self._begun_s = time.monotonic()
-        for name, self._read in sources.items():
+        for name, read in sources.items():
             try:
-                self._seen = self._read()
+                self._seen = read()
             except (OSError, ValueError, AttributeError, subprocess.SubprocessError) as error:
                 reasons.append(f"{name}: {_said(error)}")
             else:
-                self.source = name
+                self.source, self._read = name, read
                 break
         self.why = "; ".join(reasons)
 

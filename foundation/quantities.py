@@ -72,11 +72,14 @@ def clock_text(seconds: float) -> str:
     return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"
 
 
-def value_text(value: Any) -> str:
-    """A parameter's value as YAML writes it; a dash where it is inactive."""
-    if value is None:
-        return "–"
+def scalar_text(value: Any) -> str:
+    """A text, number or boolean as YAML, JSON and most command lines write it: true, not True."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def value_text(value: Any) -> str:
+    """A parameter's value for people; a dash where it is inactive."""
+    return "–" if value is None else scalar_text(value)
 
 
 def config_text(config: Mapping[str, Any]) -> str:

@@ -8,10 +8,10 @@ import itertools
 import re
 import textwrap
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -21,7 +21,7 @@ from pydantic import (
     Tag,
     ValidationError,
 )
-from pydantic_core import CoreSchema
+from pydantic_core.core_schema import CoreSchema, literal_schema
 
 from foundation.documents import Document, Mark, as_written, read_document
 from foundation.messages import closest, nearest, shown
@@ -47,13 +47,18 @@ class Record(BaseModel):
 
 
 class Described(Record):
-    """A record whose fields are described by the strings below them, read on demand."""
+    """A record whose fields are described by the strings below them, read on demand.
+
+    ``_described_in`` has other classes that describe fields of the same names.
+    """
+
+    _described_in: ClassVar[tuple[type, ...]] = ()
 
     @classmethod
     def descriptions(cls) -> dict[str, str]:
         """The description of each field on one line, if its source is there; slow to read."""
         found = {n: f.description for n, f in cls.model_fields.items() if f.description}
-        for each in cls.__mro__[: cls.__mro__.index(Described)]:
+        for each in (*cls.__mro__[: cls.__mro__.index(Described)], *cls._described_in):
             with suppress(OSError, SyntaxError):  # the source may be gone, or another version's
                 source = textwrap.dedent(inspect.getsource(each))
                 body = ast.parse(source).body[0].body  # type: ignore[attr-defined]
@@ -81,6 +86,16 @@ def inline(value: Any) -> str:
 
 def _several(value: Any) -> str:
     return "<several>" if isinstance(value, (list, tuple)) else "<one>"
+
+
+class OneOf:
+    """Annotation of a text that is one of some names, which only the running program knows."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._schema = literal_schema([*names])
+
+    def __get_pydantic_core_schema__(self, *_: Any) -> CoreSchema:
+        return self._schema
 
 
 # Unions that report only the errors of the member that was meant.
@@ -114,13 +129,13 @@ def validate(record: type[R], document: Document, context: object = None) -> R:
 
 def mistakes(error: ValidationError) -> str:
     """The first of pydantic's errors on one line, for a file without positions."""
-    found = [
-        f"{shown('.'.join(map(str, e['loc'])), _MAX_SHOWN) or 'config'}: "
-        + e["msg"].removeprefix("Value error, ")
-        + ("" if whole else f" (found {shown(repr(e['input']), _MAX_SHOWN)})")
-        for e in error.errors(include_url=False)
-        for whole in [e["type"] == "value_error" and isinstance(e["input"], Mapping)]
-    ]
+    found = []
+    for each in error.errors(include_url=False):
+        where = shown(".".join(map(str, each["loc"])), _MAX_SHOWN) or "config"
+        what = each["msg"].removeprefix("Value error, ")
+        if each["type"] != "value_error" or not isinstance(each["input"], Mapping):
+            what += f" (found {shown(repr(each['input']), _MAX_SHOWN)})"
+        found.append(f"{where}: {what}")
     more = [f"and {len(found) - _MAX_REPORTED} more"] if len(found) > _MAX_REPORTED else []
     return "; ".join([*found[:_MAX_REPORTED], *more])
 

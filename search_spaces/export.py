@@ -112,7 +112,7 @@ def _unmapped(
         broken = [
             text
             for text in record.constraints.get(name, [])
-            if templates.names("{" + text + "}") <= values.keys()
+            if templates.condition_names(text) <= values.keys()
             and not templates.holds(text, values)
         ]
         given = sorted({key for each in record.settings.get(name, []) for key in each.given})

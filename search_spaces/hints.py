@@ -142,7 +142,7 @@ def offloading(space: SearchSpace) -> list[str]:
     spec = space.trainer
     found = [word for word in spec.words if word.startswith("-") and "offload" in word]
     for file in spec.files.values():
-        for content in (file.content or {}, file.set, *(case.set for case in file.cases)):
+        for content in (file.content or {}, *file.settings):
             values = by_dotted_path(content)
             found += [path for path, value in values.items() if _switches_on(path, value)]
     found += [name for name, v in spec.env.items() if "OFFLOAD" in name and v not in _OFF]

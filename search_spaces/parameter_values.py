@@ -65,24 +65,30 @@ def build(
     that trainer knows. A continuous parameter's grid has ``points`` points.
     """
     place = _Place(document, ("parameters", name))
-    span = place.span(spec, points) if isinstance(spec, (Float, Int)) else None
-    ordered = isinstance(spec, Ordered) if isinstance(spec, (Ordered, Categories)) else None
-    steps = () if ordered is None else tuple(type(spec).model_fields)  # its only key
-    if isinstance(spec, Log2):
-        place.check_powers(spec)
-    values: Sequence[Scalar] = listed(spec)
-    if span is not None:
-        values = span.grid
-    elif isinstance(spec, Range):
-        values = place.numbers(spec)
+    span, ordered, above = None, None, tuple[str, ...]()  # above: the key over listed values
+    values: Sequence[Scalar]
+    match spec:
+        case Float() | Int():
+            span = place.span(spec, points)
+            values = span.grid
+        case Range():
+            values = place.numbers(spec)
+        case Log2():
+            place.check_powers(spec)
+            values = listed(spec)
+        case Ordered():
+            values, ordered, above = spec.ordered, True, ("ordered",)
+        case Categories():
+            values, ordered, above = spec.categories, False, ("categories",)
+        case _:
+            values = listed(spec)
     if len(values) > MAX_VALUES:
         raise place.error(f"found {len(values):,} values, accepted at most {MAX_VALUES:,}")
     adapter = _DEGREE if is_axis else (_OTHERS if own_trainer else _BUILTIN).get(name)
-    each = isinstance(spec, (list, Ordered, Categories))
     for index, value in enumerate(values):
-        where: tuple[str | int, ...] = (*steps, index) if each else ()
+        where: tuple[str | int, ...] = (*above, index) if above or isinstance(spec, list) else ()
         place.check(value, adapter, *where)
-    place.check_together(values, *steps)
+    place.check_together(values, *above)
     if any(isinstance(value, float) for value in values):
         values = [float(value) for value in values]
     return Parameter(name, tuple(values), span, ordered)

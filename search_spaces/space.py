@@ -30,6 +30,7 @@ from trainer.plan.model import ModelConfig
 from trainer.plan.rules.expression import Array, Expression
 
 # Metrics that need an energy counter; so does cost, if energy has a price.
+MOST_CHANGES = 6  # named in a message
 ENERGY_FIGURES = ("energy_joules", "joules_per_token", "co2")
 
 
@@ -320,7 +321,7 @@ class SearchSpace:
         text = json.dumps(self._definition(), sort_keys=True, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def changes(self, earlier: SearchSpace, most: int = 6) -> list[str]:
+    def changes(self, earlier: SearchSpace) -> list[str]:
         """Keys that define the search, with their values here and in an earlier space.
 
         Values that may be secret are left out. If no key tells (an empty mapping against none),
@@ -330,7 +331,8 @@ class SearchSpace:
         if not lines:
             told, had = (f"{s.name} ({s.fingerprint[:12]})" for s in (self, earlier))
             return [f"fingerprint: found that of {told}, the run has that of {had}"]
-        return [*lines[:most], *([f"and {len(lines) - most} more"] if len(lines) > most else [])]
+        more = [f"and {len(lines) - MOST_CHANGES} more"] if len(lines) > MOST_CHANGES else []
+        return [*lines[:MOST_CHANGES], *more]
 
     def frozen(self) -> str:
         """Self-contained YAML with the same fingerprint; it includes model and cluster."""

@@ -88,8 +88,8 @@ class Agents(ABC):
     on for ``failure_grace_s``.
     """
 
-    _spec: TrialSpec  # of the latest trial
-    _lease: Lease
+    spec: TrialSpec  # the latest trial
+    lease: Lease
 
     def __init__(self, first_ranks: Iterable[int], num_ranks: int, failure_grace_s: float) -> None:
         self._failure_grace_s = failure_grace_s
@@ -121,8 +121,8 @@ class Agents(ABC):
 
         Raises OSError if its logs cannot be opened.
         """
-        self._spec, self._lease, self._kill_at_s = spec, lease, None
-        self.channel.begin(spec, unclaimed)
+        self.spec, self.lease, self._kill_at_s = spec, lease, None
+        self.channel.begin(spec, lease, unclaimed)
         self.order({"trial": spec.name, "argv": spec.argv, "cwd": str(spec.started_in), **order})
 
     def over(self) -> bool:
@@ -153,17 +153,16 @@ class Agents(ABC):
 
         Processes left after the trial's ``grace_s`` still have to be killed.
         """
-        spec = self._spec
-        watched = watch(spec, self.over, stop, stop_rule, lambda: self.channel.failed)
+        watched = watch(self.spec, self.over, stop, stop_rule, lambda: self.channel.failed)
         severed = self._severed(watched.termination)  # before any signal of ours
         if watched.termination is not Termination.EXITED:
-            self.end_ranks(signal.SIGTERM, spec.grace_s)
+            self.end_ranks(signal.SIGTERM, self.spec.grace_s)
         return replace(watched, severed=severed)
 
     def _severed(self, ended: Termination) -> str:
         channel = self.channel
         self.listen()
-        if said := channel.disturbed(self._spec, self._lease, ended, self.alive):
+        if said := channel.disturbed(ended, self.alive):
             return said
         if ended is not Termination.EXITED or channel.failed or channel.all_gone or self.alive:
             return ""
@@ -187,15 +186,15 @@ class Agents(ABC):
     ) -> Evidence:
         """Collect the evidence of the trial that was finished; see :class:`Evidence`."""
         channel = self.channel
-        not_started, suspects = channel.no_program(self._spec, self._lease)
+        not_started, suspects = channel.no_program()
         return gather(
-            self._spec,
-            self._lease,
+            self.spec,
+            self.lease,
             watched,
             # Even with a complete result, a void channel cannot exclude a disturbance.
             None if channel.void else channel.exit_code,
             channel.codes,
-            down_nodes=frozenset(down_nodes).intersection(self._lease.nodes),
+            down_nodes=frozenset(down_nodes).intersection(self.lease.nodes),
             stuck_nodes=tuple(stuck_nodes),
             texts=texts,
             unwritten=self.unwritten,

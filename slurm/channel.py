@@ -42,7 +42,7 @@ class _Log:
 
 
 @dataclass
-class _Said:
+class _Reports:
     """All that agents have reported of one trial."""
 
     codes: dict[int, int] = field(default_factory=dict)  # rank -> code, in the order of their ends
@@ -55,11 +55,16 @@ class _Said:
 class Channel:
     """All that agents report of one trial at a time, and the ranks' output; thread-safe.
 
+    State is that of the latest trial, also after its end.
+
     Args:
         agents: first rank of each agent.
         num_ranks: ranks of all agents.
         order: sends an order to all agents.
     """
+
+    _spec: TrialSpec
+    _lease: Lease
 
     def __init__(
         self, agents: Iterable[int], num_ranks: int, order: Callable[[Mapping[str, object]], None]
@@ -73,22 +78,21 @@ class Channel:
         self._num_ranks = num_ranks
         self._lock = threading.Condition()
         self._unread = b""
-        self._trial: TrialSpec | None = None
-        self._said = _Said()
-        self._logs: dict[bytes, _Log] = {}
+        self._reports = _Reports()
+        self._logs: dict[bytes, _Log] = {}  # of a trial that runs
         self._heard_s = dict.fromkeys(self._agents, time.monotonic())
         self.greeted: set[int] = set()  # agents that have sent hello
         self._answers: dict[int, int] = {}  # agent -> number of the last ping that it answered
         self._ping = 0
         self._problem = ""
 
-    def begin(self, spec: TrialSpec, unclaimed: bytes = b"") -> None:
+    def begin(self, spec: TrialSpec, lease: Lease, unclaimed: bytes = b"") -> None:
         """Prepare for a trial, whose folder is ready; ``unclaimed`` text begins its error log.
 
         Raises OSError if its logs cannot be opened.
         """
         with self._lock:
-            self._trial, self._said, self._problem = spec, _Said(), ""
+            self._spec, self._lease, self._reports, self._problem = spec, lease, _Reports(), ""
             now = time.monotonic()
             self._heard_s = {
                 agent: now if agent in self.greeted else now + LAUNCH_S for agent in self._agents
@@ -105,7 +109,6 @@ class Channel:
                 log.file.close(LAST_TRIES_S)
                 self._problem = self._problem or log.file.problem
             self._logs.clear()
-            self._trial = None
         return self._problem
 
     def note(self, text: bytes) -> None:
@@ -120,16 +123,16 @@ class Channel:
     def codes(self) -> dict[int, int]:
         """Exit codes of the ranks, in the order of their ends; negative for a signal."""
         with self._lock:
-            return dict(self._said.codes)
+            return dict(self._reports.codes)
 
     @property
     def oom_kills(self) -> int:
-        return self._said.oom_kills
+        return self._reports.oom_kills
 
     @property
     def all_gone(self) -> bool:
         """Whether nothing of the trial is left, and all its output is in the logs."""
-        return not self.void and self._said.gone >= self._agents
+        return not self.void and self._reports.gone >= self._agents
 
     @property
     def over(self) -> bool:
@@ -138,7 +141,7 @@ class Channel:
     @property
     def failed(self) -> bool:
         """Whether a rank has failed; the others then have some time to end by themselves."""
-        return bool(self._said.missing) or any(self.codes.values())
+        return bool(self._reports.missing) or any(self.codes.values())
 
     @property
     def exit_code(self) -> int | None:
@@ -147,7 +150,7 @@ class Channel:
             return failed[1]
         return 0 if self.all_gone and len(self.codes) == self._num_ranks else None
 
-    def disturbed(self, spec: TrialSpec, lease: Lease, ended: Termination, alive: bool) -> str:
+    def disturbed(self, ended: Termination, alive: bool) -> str:
         """How others have disturbed the trial, which then proves nothing about its configuration.
 
         "" if they have not. Call it after the watch, and before any signal of ours. After a timeout
@@ -158,48 +161,51 @@ class Channel:
             self.answers()
         if self.void or ended not in (Termination.EXITED, *limits):
             return self.void
-        return self._sent_from_outside(spec, lease)
+        return self._sent_from_outside()
 
-    def _sent_from_outside(self, spec: TrialSpec, lease: Lease) -> str:
+    def _sent_from_outside(self) -> str:
         """Message on the signal from outside that ended the first failed rank; "" if none did."""
         with self._lock:
-            failed = first_failed(self._said.codes)
+            failed = first_failed(self._reports.codes)
             if failed is None:
                 return ""
             # A shell adds 128 to a signal; other codes above 128 may be a program's own.
             ended = signal.SIGKILL if failed[1] == 128 + signal.SIGKILL else -failed[1]
-            if ended == signal.SIGKILL and self._said.oom_kills:
+            if ended == signal.SIGKILL and self._reports.oom_kills:
                 return ""
-            number, uid = self._said.signals.get(failed[0], (0, -1))
+            number, uid = self._reports.signals.get(failed[0], (0, -1))
             if number not in (*_ENDING, ended):  # the rank has survived that signal
                 number, uid = (ended if ended in _SENT else 0), -1
         if not number:
             return ""
         who = f" from user {uid}" if uid >= 0 else ""
-        node = lease.nodes[failed[0] // spec.ranks_per_node]
+        node = self._node(failed[0])
         return f"rank {failed[0]} on {node} was sent signal {number} from outside{who}"
 
-    def no_program(self, spec: TrialSpec, lease: Lease) -> tuple[str, tuple[str, ...]]:
+    def no_program(self) -> tuple[str, tuple[str, ...]]:
         """Why ranks could not be started, or ""; and the nodes that are suspect.
 
         If other ranks have started, the node of a missing one lacks a file system. Otherwise the
         command may be wrong: a launcher may end the other tasks before they can report it.
         """
         with self._lock:
-            missing, started = dict(self._said.missing), bool(self._said.codes)
+            missing, started = dict(self._reports.missing), bool(self._reports.codes)
         if not missing:
             return "", ()
-        nodes = {rank: lease.nodes[rank // spec.ranks_per_node] for rank in sorted(missing)}
-        rank, node = next(iter(nodes.items()))
-        number, where = missing[rank]
+        first, nodes = min(missing), map(self._node, sorted(missing))
+        number, where = missing[first]
+        spec = self._spec
         what = f"no folder {spec.started_in}" if where else f"no program {spec.argv[0]}"
-        message = f"{node}: {what}: {os.strerror(number)} (rank {rank})"
-        return message, tuple(dict.fromkeys(nodes.values())) if started else ()
+        message = f"{self._node(first)}: {what}: {os.strerror(number)} (rank {first})"
+        return message, tuple(dict.fromkeys(nodes)) if started else ()
+
+    def _node(self, rank: int) -> str:
+        return self._lease.nodes[rank // self._spec.ranks_per_node]
 
     def lost_agent(self) -> str:
         """Message on an agent that ended without reporting ``gone``; "" if all have reported it."""
         with self._lock:
-            left = sorted(self._agents - self._said.gone)
+            left = sorted(self._agents - self._reports.gone)
         return f"the agent of rank {left[0]} ended without a word" if left else ""  # killed
 
     def answers(self, timeout_s: float | None = None) -> bool:
@@ -212,7 +218,7 @@ class Channel:
 
         def silent() -> set[int]:
             answered = {agent for agent, last in self._answers.items() if last >= number}
-            return set(self._agents) - answered - self._said.gone
+            return set(self._agents) - answered - self._reports.gone
 
         with self._lock:
             if self.void or self._lock.wait_for(lambda: self.void or not silent(), timeout_s):
@@ -225,7 +231,9 @@ class Channel:
         before = time.monotonic() - SILENCE_S
         with self._lock:
             late = any(
-                heard < before for one, heard in self._heard_s.items() if one not in self._said.gone
+                heard < before
+                for one, heard in self._heard_s.items()
+                if one not in self._reports.gone
             )
         if late and self.answers():
             with self._lock:
@@ -278,31 +286,33 @@ class Channel:
             case "hello":
                 return rank in self._agents and rank not in self.greeted
             case "end" | "none":
-                return self._trial is not None and not self._has_ended(rank)
+                return bool(self._logs) and not self._has_ended(rank)
             case "gone":
                 own = self._ranks_of.get(rank, ())
-                return rank not in self._said.gone and all(map(self._has_ended, own)) and bool(own)
+                return (
+                    rank not in self._reports.gone and all(map(self._has_ended, own)) and bool(own)
+                )
             case _:
                 return rank in self.greeted
 
     def _has_ended(self, rank: int) -> bool:
-        return rank in self._said.codes or rank in self._said.missing
+        return rank in self._reports.codes or rank in self._reports.missing
 
     def _note(self, word: str, rank: int, numbers: tuple[int, ...]) -> None:
-        said = self._said
+        reports = self._reports
         if word == "end":
-            said.codes[rank] = numbers[0]
-            said.oom_kills = max(said.oom_kills, numbers[1])
+            reports.codes[rank] = numbers[0]
+            reports.oom_kills = max(reports.oom_kills, numbers[1])
         elif word == "none":
-            said.missing[rank] = numbers[0], numbers[1]
+            reports.missing[rank] = numbers[0], numbers[1]
         elif word == "sig":
-            said.signals.setdefault(rank, (numbers[0], numbers[1]))
+            reports.signals.setdefault(rank, (numbers[0], numbers[1]))
         elif word == "hello":
             self.greeted.add(rank)
         elif word == "beat":
             self._answers[rank] = max(numbers[0], self._answers.get(rank, 0))
         elif word == "gone":
-            said.gone.add(rank)
+            reports.gone.add(rank)
             for log in self._logs.values():
                 self._end_lines(log, [r for r in log.partial if self._agent_of[r] == rank])
 

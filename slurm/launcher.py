@@ -37,6 +37,14 @@ class TooFewNodesError(LauncherError):
     """Nothing fits on the launcher's nodes; the message says how many are needed."""
 
 
+def check_width(spec: TrialSpec, lease: Lease) -> None:
+    """Raise LauncherError unless the lease has as many nodes as the trial needs."""
+    if len(lease.nodes) != spec.num_nodes:
+        raise LauncherError(
+            f"{spec.name} needs {spec.num_nodes} nodes, its lease has {len(lease.nodes)}"
+        )
+
+
 class AllocationState(enum.Enum):
     """State of the allocation that a scheduler has granted."""
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from shlex import join, quote
+from typing import Any
 
 from analysis import Best, RunFolder, read_run
 from foundation.quantities import config_text, counted
 from foundation.writing import write_atomically
-from search_spaces import AdapterFile, Export, SpaceError, load_space, shipped_records
+from search_spaces import AdapterFile, Export, SearchSpace, SpaceError, load_space, shipped_records
 from trainer.plan.limits import ConfigError
 from workflows import launch_script
 
@@ -25,17 +26,7 @@ def of_best(source: Path, adapter: str | None, script: Path | None = None) -> tu
         ConfigError: if no trial has succeeded.
         SpaceError: if there is no such trainer, or none whose version the script could show.
     """
-    if source.is_dir():
-        run = read_run(source)
-        if run.best is None:
-            raise ConfigError(f"{source}: {run.no_best}, so there is nothing to export")
-        config, folder = dict(run.best.config), RunFolder(source)
-        how = " of a simulated search" if run.launcher == "simulate" else ""
-    else:
-        found = Best.parameters_in(source)
-        if found is None:
-            raise ConfigError(f"{source}: accepted a run's folder, or the best.yaml of its report")
-        config, folder, how = found, RunFolder.holding(source), ""
+    config, folder, how = _configuration(source)
     space = load_space(folder.space_file)
     try:
         nodes = counted(space.num_nodes(config), "node")
@@ -48,13 +39,7 @@ def of_best(source: Path, adapter: str | None, script: Path | None = None) -> tu
     if adapter is None and space.trainer.command:
         if script:
             raise SpaceError("--args goes with --to: the run's own command is exported as it is")
-        trainer, container = space.trainer, space.trainer.container
-        around = {"workdir": trainer.workdir, "container": container and container.image}
-        around["{trial_dir}"] = "written as ." if "{trial_dir}" in str(trainer) else None
-        left_out = tuple(f"{key}: {value}" for key, value in around.items() if value)
-        command, files = space.command(config, ""), space.files(config, "")
-        whole = Export((command,), files, space.environment(config, ""), left_out, whole=True)
-        return whole, f"{what}; as a trial ran it"
+        return _as_it_ran(space, config), f"{what}; as a trial ran it"
     if adapter is None:
         names = ", ".join(sorted(known))
         raise SpaceError(f"--to missing: the run's own trainer has no record; name one of {names}")
@@ -64,6 +49,30 @@ def of_best(source: Path, adapter: str | None, script: Path | None = None) -> tu
         return Export.of(space, config, adapter, own), what
     except SpaceError as error:
         raise SpaceError(f"--to: {error}") from None
+
+
+def _configuration(source: Path) -> tuple[dict[str, Any], RunFolder, str]:
+    """The best configuration, its run's folder, and a remark on the run for the title."""
+    if source.is_dir():
+        run = read_run(source)
+        if run.best is None:
+            raise ConfigError(f"{source}: {run.no_best}, so there is nothing to export")
+        how = " of a simulated search" if run.launcher == "simulate" else ""
+        return dict(run.best.config), RunFolder(source), how
+    found = Best.parameters_in(source)
+    if found is None:
+        raise ConfigError(f"{source}: accepted a run's folder, or the best.yaml of its report")
+    return found, RunFolder.holding(source), ""
+
+
+def _as_it_ran(space: SearchSpace, config: Mapping[str, Any]) -> Export:
+    """The command of the user's own trainer; the folder of a trial is written as "."."""
+    trainer, container = space.trainer, space.trainer.container
+    around = {"workdir": trainer.workdir, "container": container and container.image}
+    around["{trial_dir}"] = "written as ." if "{trial_dir}" in str(trainer) else None
+    left_out = tuple(f"{key}: {value}" for key, value in around.items() if value)
+    command, files = space.command(config, ""), space.files(config, "")
+    return Export((command,), files, space.environment(config, ""), left_out, whole=True)
 
 
 def text(export: Export, what: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -59,14 +59,14 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class First:
+class FirstSpace:
     space: str  # text of the file
     notes: list[str]  # on it, and on what it leaves out
     site: str = ""  # text of a site profile; empty where none is needed
     submit: Sequence[str] = ()  # options of `meshtune submit`; the launch script's if they suffice
 
 
-def first_space(wanted: Wanted, file: str) -> First:
+def first_space(wanted: Wanted, file: str) -> FirstSpace:
     """A space file, with notes on it and on the user's options that it leaves out.
 
     Other files are named as seen from ``file``, which it will be written to.
@@ -79,20 +79,51 @@ def first_space(wanted: Wanted, file: str) -> First:
         raise SpaceArgumentError("adapter", str(error)) from None
     own = _own(wanted, record)
     trainer = {"adapter": wanted.adapter, **own.trainer()}
-    least = _least_space(trainer, wanted)
-    stated = StatedOptions.of(trainer)
+    least, stated = _least_space(trainer, wanted), StatedOptions.of(trainer)
+    content, notes = _default_content(wanted, record, own, least, stated)
+    content |= {"trainer": trainer, "budget": {"trials": 20}}
+    content["objective"] = least.objective.as_dict()
+    del content["name"]  # the file's
+    if not wanted.model:
+        del content["model"]  # the arguments say it
+    elif content["model"].keys() == {"base"}:
+        content["model"] = content["model"]["base"]
+    # Checked before it is written; frozen, as its objective may need what the notes ask for.
+    space = load_space(content, frozen=True)
+    dropped = _drop_refused_values(content["parameters"], space)
+    own_zero = stated.parameters().get("zero_stage")
+    if own_zero in dropped.get("zero_stage", []):
+        notes.append(f"your ZeRO {own_zero} is not searched: {wanted.adapter}'s record lacks it")
+    notes += [f"left out: {words}" for words in own.left_out]
+    notes += _differences(wanted, own, space)
+    options = own.launched.batch_options
+    scripts_time = next((o[7:] for o in options if o.startswith("--time=")), "")
+    time = _job_time(space, scripts_time)
+    if scripts_time and time != scripts_time:
+        shortest = math.ceil(least_s(space) / 60)
+        notes.append(f"a job shorter than {shortest}m starts no trial: submit for that of several")
+    profile = own.part.profile
+    return FirstSpace(
+        _text(content, file),
+        [content["description"], *own.notes, *notes],
+        written_document({"source": str(wanted.arguments), **profile}) if profile else "",
+        [f"--nodes {space.widths[-1]}", f"--time {time}"],
+    )
+
+
+def _default_content(
+    wanted: Wanted, record: AdapterFile, own: _Own, least: SearchSpace, stated: StatedOptions
+) -> tuple[dict[str, Any], list[str]]:
+    """The default space with the trainer's own batch and stage of ZeRO, and notes on it."""
     model = wanted.model or least.model
     if model is None:
-        keys = {name: key.key for name, key in record.model.items()}
-        starts_none = shown(wanted.arguments or "") if not own.launched.entry else ""
-        raise SpaceError(_no_model(wanted.adapter, keys, stated.keys, own.left_out, starts_none))
-    batch, launched = stated.batch(getattr(least.model, "seq_length", None)), own.launched
-    nodes = wanted.nodes or launched.nodes or 1
+        raise SpaceError(_no_model(wanted, record, own, stated))
+    batch = stated.batch(getattr(least.model, "seq_length", None))
     whole = partial(
-        default_space, model, wanted.cluster, nodes, record.framework,
+        default_space, model, wanted.cluster, own.nodes, record.framework,
         seq_length=stated.seq_length(), settings=record.settings, batch_is_stated=batch is not None,
     )  # fmt: skip
-    ranks = launched.ranks or nodes * least.ranks_per_node
+    ranks = own.launched.ranks or own.nodes * least.ranks_per_node
     stated_batch = stated.batch_on(ranks) if batch is None else batch
     if stated_batch is None and least.program.log.rows_vary:
         stated_batch = ROWS * ranks
@@ -112,29 +143,27 @@ def first_space(wanted: Wanted, file: str) -> First:
     zero, own_zero = content["parameters"].get("zero_stage"), stated.parameters().get("zero_stage")
     if isinstance(zero, list) and isinstance(own_zero, int):
         content["parameters"]["zero_stage"] = sorted({*zero, own_zero})
-    content |= {"trainer": trainer, "budget": {"trials": 20}}
-    content["objective"] = least.objective.as_dict()
-    del content["name"]  # the file's
-    if not wanted.model:
-        del content["model"]  # the arguments say it
-    elif content["model"].keys() == {"base"}:
-        content["model"] = content["model"]["base"]
-    # Checked before it is written; frozen, as its objective may need what the notes ask for.
-    space = load_space(content, frozen=True)
-    for name, values in content["parameters"].items():
+    return content, notes
+
+
+def _drop_refused_values(parameters: dict[str, Any], space: SearchSpace) -> dict[str, list[Any]]:
+    """Drop values that a constraint on one parameter alone refuses; returns them by parameter."""
+    refused = {}
+    for name, values in parameters.items():
         if isinstance(values, list):
             alone = [e for e in space.constraints if e.names == {name}]
-            fitting = [v for v in values if all(e.value({name: v}) for e in alone)]
-            content["parameters"][name] = fitting
-            if name == "zero_stage" and own_zero in set(values) - set(fitting):
-                notes.append(
-                    f"your ZeRO {own_zero} is not searched: {wanted.adapter}'s record lacks it"
-                )
-    notes += [f"left out: {words}" for words in own.left_out]
+            parameters[name] = [v for v in values if all(e.value({name: v}) for e in alone)]
+            refused[name] = [v for v in values if v not in parameters[name]]
+    return refused
+
+
+def _differences(wanted: Wanted, own: _Own, space: SearchSpace) -> Iterator[str]:
+    """Notes on nodes of the launch script that are unlike those of the cluster."""
+    launched = own.launched
     counts = launched.ranks and launched.nodes and not wanted.nodes
-    per_node = launched.ranks / nodes if counts else space.ranks_per_node
+    per_node = launched.ranks / own.nodes if counts else space.ranks_per_node
     if per_node != space.ranks_per_node:
-        notes.append(
+        yield (
             f"your script starts {per_node:g} ranks on a node, and a node of {wanted.cluster} has "
             f"{counted(space.ranks_per_node, 'GPU')}: name your nodes by --cluster"
         )
@@ -142,19 +171,7 @@ def first_space(wanted: Wanted, file: str) -> First:
     has = space.cluster.memory_gib if space.cluster else 0.0
     if asked and abs(int(asked[1]) - has) > MEMORY_MARGIN * has:
         told = f"your script asks for GPUs of {asked[1]} GB ({asked.string}), and those of"
-        notes.append(f"{told} {wanted.cluster} have {has:g} GiB: name yours by --cluster")
-    scripts_time = next((o[7:] for o in launched.batch_options if o.startswith("--time=")), "")
-    time = _job_time(space, scripts_time)
-    if scripts_time and time != scripts_time:
-        shortest = math.ceil(least_s(space) / 60)
-        notes.append(f"a job shorter than {shortest}m starts no trial: submit for that of several")
-    profile = own.part.profile
-    return First(
-        _text(content, file),
-        [content["description"], *own.notes, *notes],
-        written_document({"source": str(wanted.arguments), **profile}) if profile else "",
-        [f"--nodes {space.widths[-1]}", f"--time {time}"],
-    )
+        yield f"{told} {wanted.cluster} have {has:g} GiB: name yours by --cluster"
 
 
 def _job_time(space: SearchSpace, scripts_own: str) -> str:
@@ -175,6 +192,7 @@ class _Own:
 
     entry: str
     config: str
+    nodes: int  # of each trial
     launched: Launched = field(default_factory=Launched)  # the script; empty without one
     part: SitePart = field(default_factory=SitePart)  # the site's part of it
     arguments: list[str] = field(default_factory=list)
@@ -202,11 +220,12 @@ def _literal(text: str) -> str:
 
 
 def _own(wanted: Wanted, record: AdapterFile) -> _Own:
-    own = _Own(wanted.entry, wanted.config)
+    own = _Own(wanted.entry, wanted.config, wanted.nodes or 1)
     if wanted.arguments is None:
         return own
     by_equals = record.options == "key=value"
     own.launched = launched = launch_script.read(wanted.arguments, by_equals, record.together)
+    own.nodes = wanted.nodes or launched.nodes or 1
     own.part = site_part(launched, wanted.cluster)
     own.arguments = launched.arguments
     own.left_out = [*launched.left_out, *launched.dropped, *own.part.left_out]
@@ -288,32 +307,28 @@ def _named_file(arguments: list[str], naming: list[str]) -> str:
     return ""
 
 
-def _no_model(
-    adapter: str,
-    keys: Mapping[str, str],
-    options: Collection[str],
-    left_out: list[str],
-    starts_none: str,
-) -> str:
-    """A message on the keys of a model that the user's arguments or file lack.
-
-    ``starts_none`` is the name of a launch script that starts no script of the trainer, or empty.
-    """
+def _no_model(wanted: Wanted, record: AdapterFile, own: _Own, stated: StatedOptions) -> str:
+    """A message on the keys of a model that the user's arguments or file lack."""
+    keys = {name: key.key for name, key in record.model.items()}
     needed = [name for name, field in ModelConfig.model_fields.items() if field.is_required()]
-    lacking = [keys[name] for name in needed if name in keys and keys[name] not in options]
-    lacking = lacking if options else []
+    lacking = [keys[name] for name in needed if name in keys and keys[name] not in stated.keys]
+    lacking = lacking if stated.keys else []
     said = f"not told {', '.join(lacking)}" if lacking else "told none, or not all of it"
     if keys and not lacking and (unsaid := [name for name in needed if name not in keys]):
         said += f": it has no option for {', '.join(unsaid)}"
     remedy = f": add --{lacking[0]}, or" if len(lacking) == 1 else ":"
     remedy += " name a shipped model, Hugging Face's config.json or a *.yaml"
     unread = [
-        words for words in left_out if words[:1] == "$" or words.lstrip("-").split()[0] in lacking
+        words
+        for words in own.left_out
+        if words[:1] == "$" or words.lstrip("-").split()[0] in lacking
     ]
     reason = f"; no shell reads {', '.join(unread)}" if unread else ""
-    if starts_none and not unread and lacking and len(lacking) == len(keys.keys() & {*needed}):
-        reason = f"; {starts_none} starts no script: name by --args the file that does"
-    return f"--model is missing: {adapter} is {said}{reason}{remedy}"
+    lacks_all = lacking and len(lacking) == len(keys.keys() & {*needed})
+    if wanted.arguments and not own.launched.entry and not unread and lacks_all:
+        script = shown(wanted.arguments)
+        reason = f"; {script} starts no script: name by --args the file that does"
+    return f"--model is missing: {wanted.adapter} is {said}{reason}{remedy}"
 
 
 def _lines(arguments: list[str]) -> str:

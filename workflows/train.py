@@ -141,19 +141,23 @@ class Steps:
     def __call__(self, steps: Sequence[StepReport], ended: bool = False) -> None:
         """Print what is new: if the trial has ended, also a last line that has no end."""
         if self._logs:
-            said, warnings = (
-                [line for text in texts for line in text.splitlines()]
-                for log in self._logs
-                for texts in [log.rest() if ended else [log.new_lines()]]
-            )
-            for line in filter(lambda line: line.startswith("warning: "), warnings):
-                print(printable(line), file=sys.stderr, flush=True)
-            for line in filter(lambda line: not line.startswith("MESHTUNE_"), said):
-                print(printable(line), flush=True)
-        for step in () if self._logs else steps[self.printed :]:
-            metrics = [f"{k} {v:.6g}" for k, v in step.items() if k != "step" and is_number(v)]
-            print(printable(f"step {step['step']:5d}  {'  '.join(metrics)}"), flush=True)
+            stdout, stderr = (_new_lines(log, ended) for log in self._logs)
+            for line in stderr:
+                if line.startswith("warning: "):
+                    print(printable(line), file=sys.stderr, flush=True)
+            for line in stdout:
+                if not line.startswith("MESHTUNE_"):
+                    print(printable(line), flush=True)
+        else:
+            for step in steps[self.printed :]:
+                metrics = [f"{k} {v:.6g}" for k, v in step.items() if k != "step" and is_number(v)]
+                print(printable(f"step {step['step']:5d}  {'  '.join(metrics)}"), flush=True)
         self.printed = max(self.printed, len(steps))
+
+
+def _new_lines(log: GrowingLog, ended: bool) -> list[str]:
+    texts = log.rest() if ended else [log.new_lines()]
+    return [line for text in texts for line in text.splitlines()]
 
 
 def settle_earlier(launcher: Launcher, out: Path, name: str, others: bool = True) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from analysis import CandidateSet, Metrics, Observations, Posterior, Pricing, Run, Trial
-from foundation.quantities import config_text, counted, duration
+from foundation.quantities import config_text, counted, duration, scalar_text
 from search_spaces import Candidates, SearchSpace, SpaceError, check, load_space
 from trainer.plan.fields import Choices, OtherChoices
 from trainer.plan.jobs import Mask
@@ -171,9 +171,7 @@ def layouts(
 
 def _literal(value: Any) -> str:
     """A value in the syntax of constraints."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"'{value}'" if isinstance(value, str) else repr(value)
+    return f"'{value}'" if isinstance(value, str) else scalar_text(value)
 
 
 def _as_speeds(pricing: Pricing, trials: Sequence[Trial]) -> list[Trial]:

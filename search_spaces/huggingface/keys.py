@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
-
-from pydantic import Field, TypeAdapter, ValidationError
+from typing import Any, TypeVar
 
 from foundation.documents import Document, as_written
 
@@ -47,29 +45,31 @@ class Keys:
 
     def some(self, key: str, least: int = 1, most: int = MOST) -> int | None:
         """A whole number, or None."""
-        accepted = f"a whole number from {least:,} to {most:,}"
-        whole = TypeAdapter[int](Annotated[int, Field(ge=least, le=most)])
-        return self._typed(key, whole, accepted)
+        number: int | None = self.given(key)
+        fits = type(number) is int and least <= number <= most
+        return self._checked(key, number, fits, f"a whole number from {least:,} to {most:,}")
 
     def flag(self, key: str) -> bool:
         """A boolean; false where the key is missing."""
-        return bool(self._typed(key, TypeAdapter(bool), "true or false"))
+        flag: bool | None = self.given(key)
+        return bool(self._checked(key, flag, isinstance(flag, bool), "true or false"))
 
     def words(self, key: str) -> list[str] | None:
         """A list of texts, or None."""
-        return self._typed(key, TypeAdapter(list[str]), "a list of texts")
+        words: list[str] | None = self.given(key)
+        fits = isinstance(words, list) and all(isinstance(word, str) for word in words)
+        return self._checked(key, words, fits, "a list of texts")
 
     def items(self, key: str, of: str) -> list[Any]:
         """A list of any items; empty if the key is missing."""
-        return self._typed(key, TypeAdapter(list[Any]), f"a list of {of}") or []
+        items: list[Any] | None = self.given(key)
+        return self._checked(key, items, isinstance(items, list), f"a list of {of}") or []
 
-    def _typed(self, key: str, kind: TypeAdapter[T], accepted: str) -> T | None:
-        value = self.given(key)
-        try:
-            return None if value is None else kind.validate_python(value, strict=True)
-        except ValidationError:
-            found = f"found {as_written(value)}"
-            raise self.error(key, f"{found}, accepted {accepted}") from None
+    def _checked(self, key: str, value: T | None, fits: bool, accepted: str) -> T | None:
+        """The value, or None for none; raises SpaceError for one that does not fit."""
+        if value is None or fits:
+            return value
+        raise self.error(key, f"found {as_written(value)}, accepted {accepted}")
 
     def rope(self, key: str) -> Any:
         """A key of rotary positions, wherever this version of the file has it."""

@@ -12,21 +12,18 @@ from collections.abc import Collection, Mapping
 from math import inf
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from foundation.records import Described, Named
+from foundation.quantities import scalar_text
+from foundation.records import Described, Named, OneOf
 from foundation.values import Identifier, Scalar, VariableName
 from search_spaces.frameworks import Framework, RecordedHabits
 from search_spaces.language.log_schema import FormatName, LogRecord
 from search_spaces.shipped import known_trainers, read_named
 
-if TYPE_CHECKING:
-    FrameworkName: TypeAlias = str
-else:
-    FrameworkName = Literal[known_trainers("habits")]
-
+FrameworkName = Annotated[str, OneOf(known_trainers("habits"))]
 _MODULE = re.compile(r"(?!.*\.py$)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")  # trl.scripts.sft
 
 
@@ -137,7 +134,7 @@ class HabitRule(Described):
     def _meaning(self, value: Any) -> Any:
         if not self.values:
             return value if type(value) in (int, float) and 0 <= value < inf else None
-        return self.values.get(str(value).lower() if isinstance(value, bool) else str(value))
+        return self.values.get(scalar_text(value))
 
 
 def _key(value: Any) -> Any:

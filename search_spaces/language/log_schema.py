@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from foundation.records import Described, Named, OneOrSeveral, inline
+from foundation.records import Described, Named, OneOf, OneOrSeveral, inline
 from search_spaces.errors import SpaceError
 from search_spaces.shipped import known_trainers
-from slurm.logs.patterns import PAUSES, REDUCTIONS, LogFormat, Pattern
+from slurm.logs.patterns import PAUSES, LogFormat, Pattern, Reduction
 
-if TYPE_CHECKING:
-    FormatName: TypeAlias = str
-else:
-    FormatName = Literal[known_trainers("log")]
-REDUCTION_NAMES = tuple(REDUCTIONS)
+FormatName = Annotated[str, OneOf(known_trainers("log"))]
 _PLACEHOLDERS = {
     # 1,234.5, 1.2e3, 34.5K
     "{number}": r"(?P<value>[\d.,]+(?:[eE][-+]?\d+)?(?:[KMGB](?![A-Za-z]))?)",
@@ -31,28 +27,17 @@ _PLACEHOLDERS = {
 class PatternSpec(Described):
     """Finds one metric in the lines of a log."""
 
+    _described_in = (Pattern,)
+
     regex: str
-    """the number is its group 'value', or else its first group; 'step' is the step's number. With a
-    group 'seconds' the number is an amount, and the metric is the total amount divided by the total
-    seconds"""
     unit: str | None = None
-    """of the number, such as ms, GiB or K tokens/s; default the unit beside it in the log, or else
-    the key's own; '' is always the key's own"""
-    scale: float = Field(default=1.0, description="by which the number is multiplied")
-    reduce: Literal[REDUCTION_NAMES] = "median"  # type: ignore[valid-type]
-    """how the steps' numbers become one"""
+    scale: float = 1.0
+    reduce: Reduction = "median"
     skip: int | None = Field(default=None, ge=0)
-    """first matches that do not count; default warmup_steps"""
     since_start: bool = False
-    """numbers accumulate from the run's start: a step's is the difference"""
     whole: str = ""
-    """regular expression with groups 'rate' (steps per second) and 'seconds' of the whole run, for
-    a log with a line for several steps. Their number follows from the line's 'step', or from the
-    'progress' of both patterns; without these the metric is the run's mean step time"""
     unless: str | None = None
-    """a metric that replaces this one if it is found"""
     only_if: str = ""
-    """text in the trainer's arguments or files: only with it the log has such a number"""
 
 
 class LikePattern(Described):
@@ -74,12 +59,11 @@ PatternsSpec = OneOrSeveral[
 class TokenFacts(Described):
     """Keys that say which tokens a log counts."""
 
+    _described_in = (LogFormat,)
+
     rows_vary: bool = False
-    """sequences are as long as the data's rows: tokens are counted, never derived from steps"""
     padded_by: str = ""
-    """parameter: if set, the trainer's count of real tokens includes padding"""
     real_if: str = ""
-    """text in the trainer's arguments or files: without it the token count includes padding"""
 
 
 TOKEN_FACTS = tuple(TokenFacts.model_fields)

@@ -107,6 +107,11 @@ class ConfigFile(Described):
             raise ValueError("accepted one of: base, content")
         return self
 
+    @property
+    def settings(self) -> list[dict[str, Any]]:
+        """Values by dotted path: those of all configurations, then those of each case."""
+        return [self.set, *(case.set for case in self.cases)]
+
 
 class TrainerSpec(Described):
     """The program of a trial: the built-in trainer, a well-known one, the user's own command, or an

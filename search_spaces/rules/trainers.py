@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 
 import numpy as np
 
+from foundation.quantities import scalar_text
 from search_spaces.frameworks import Framework
 from search_spaces.language.trainer_schema import BuiltinTrainer
 from search_spaces.parameters import Parameter
@@ -132,7 +133,7 @@ def _once(parameters: Mapping[str, Parameter], settings: list[str]) -> list[Rule
         def test(facts: Facts, parameter: Parameter = parameter) -> Array:
             return (facts.columns["pp"] > 1) | (facts.columns[parameter.name] == parameter.array[0])
 
-        text = f"pp > 1 or {name} == {str(parameter.pinned).lower()}"
+        text = f"pp > 1 or {name} == {scalar_text(parameter.pinned)}"
         made.append(Rule(f"{name}_needs_pp", text, frozenset((name, "pp")), test))
     return made
 

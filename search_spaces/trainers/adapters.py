@@ -179,7 +179,7 @@ class _Adapting:
         for name, value in self.adapter.absent.items():
             if name not in known:
                 expression = re.sub(rf"\b{name}\b", value, expression)
-        return expression if templates.names("{" + expression + "}") <= set(known) else None
+        return expression if templates.condition_names(expression) <= set(known) else None
 
     def _chosen(self, known: Collection[str], conditions: Mapping[str, str]) -> Iterator[Setting]:
         """The settings of every trial, and of each parameter or fact of the space."""
@@ -295,8 +295,7 @@ def _where(condition: str | None, setting: Setting) -> Setting:
 
 
 def names_of(setting: Setting) -> frozenset[str]:
-    texts = [*_texts(setting), *(["{" + setting.when + "}"] if setting.when else [])]
-    return frozenset[str]().union(*(templates.names(text) for text in texts))
+    return templates.names(*_texts(setting)) | templates.condition_names(setting.when or "")
 
 
 def _texts(setting: Setting) -> list[str]:

@@ -6,7 +6,7 @@ import re
 
 from search_spaces.errors import SpaceError
 from search_spaces.known import log_format
-from search_spaces.language.trainer_schema import TrainerSpec
+from search_spaces.language.trainer_schema import Flags, TrainerSpec
 from search_spaces.trainers import config_files, templates
 from search_spaces.trainers.trainer import DEFAULT_FRAMEWORK, Trainer, TrialFacts
 from slurm.logs.patterns import LogFormat
@@ -59,20 +59,17 @@ class CommandTrainer(Trainer):
 
     @property
     def reads(self) -> frozenset[str] | None:
-        found: set[str] = set()
-        for entry in self.spec.command or ():
-            texts = [entry] if isinstance(entry, str) else [*entry.args, "{" + entry.when + "}"]
-            if any("config.json" in text or "trial.json" in text for text in texts):
-                return None  # such a file has all parameters
-            # A path below the trial's folder is no place to read parameters from.
-            found.update(*(templates.names(_BELOW.sub("", text)) for text in texts))
+        words = self.spec.words
+        if any("config.json" in word or "trial.json" in word for word in words):
+            return None  # such a file has all parameters
+        # A path below the trial's folder is no place to read parameters from.
+        found = templates.names(*(_BELOW.sub("", word) for word in words), *self.spec.env.values())
+        conditions = [each.when for each in self.spec.command or () if isinstance(each, Flags)]
         for file in self.spec.files.values():
-            found.update(*(templates.names(text) for text in config_files.texts(file.set)))
-            for case in file.cases:
-                found |= templates.names("{" + case.when + "}")
-                found.update(*(templates.names(text) for text in config_files.texts(case.set)))
-        found.update(*(templates.names(text) for text in self.spec.env.values()))
-        return None if "trial_dir" in found and not self.spec.files else frozenset(found)
+            found |= templates.names(*config_files.texts(file.settings))
+            conditions += [case.when for case in file.cases]
+        found = found.union(*map(templates.condition_names, conditions))
+        return None if "trial_dir" in found and not self.spec.files else found
 
     @property
     def log(self) -> LogFormat:

@@ -97,7 +97,7 @@ def without(content: dict[str, Any], paths: Iterable[str]) -> dict[str, Any]:
 def check_paths(name: str, file: ConfigFile) -> None:
     """Raise SpaceError if a path that a file sets leads through a value of its base."""
     content = deepcopy(file.content or {})
-    for paths in (file.set, *(case.set for case in file.cases)):
+    for paths in file.settings:
         for path in paths:
             _set(content, path, None, name)
 

@@ -172,7 +172,7 @@ def _case(cases: Any, fields: Mapping[str, Scalar]) -> Any:
     if not isinstance(cases, Mapping):
         return cases
     for when, value in cases.items():
-        if templates.names("{" + when + "}") <= fields.keys() and templates.holds(when, fields):
+        if templates.condition_names(when) <= fields.keys() and templates.holds(when, fields):
             return value
     return None
 

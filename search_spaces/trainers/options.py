@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from foundation.documents import plain_scalar
+from foundation.quantities import scalar_text
 from search_spaces.language.trainer_schema import Flags
 
 
@@ -90,4 +91,4 @@ def _unquoted(value: str) -> Any:
 def _text(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))  # some parsers take whole numbers only
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return scalar_text(value)

@@ -222,7 +222,7 @@ def _value(
     with it, and are stated for other reasons, too. Each option of ``same`` says so.
     """
     means = _IS.fullmatch(setting.when or "")
-    heeded = templates.names(f"{{{setting.when or ''}}}")
+    heeded = templates.condition_names(setting.when or "")
     places = ((setting.arguments, given), (setting.file, paths), (setting.same, {**paths, **given}))
     for entries, stated in places:
         fixed = [key for key, template in entries.items() if not _heeds(template)]

@@ -11,6 +11,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from foundation.quantities import scalar_text
 from foundation.values import Scalar
 from search_spaces.parameters import value_type_of
 from trainer.plan.rules.expression import ValueType, constant, parse
@@ -25,10 +26,17 @@ def expressions(text: str) -> Iterator[str]:
             yield found[2]
 
 
-def names(text: str) -> frozenset[str]:
-    found = (ast.walk(ast.parse(each.strip(), mode="eval")) for each in expressions(text))
-    read = {node.id for nodes in found for node in nodes if isinstance(node, ast.Name)}
+def names(*texts: str) -> frozenset[str]:
+    """Names that the expressions in templates read."""
+    every = (each for text in texts for each in expressions(text))
+    trees = (ast.walk(ast.parse(each.strip(), mode="eval")) for each in every)
+    read = {node.id for nodes in trees for node in nodes if isinstance(node, ast.Name)}
     return frozenset(read - {"true", "false"})
+
+
+def condition_names(condition: str) -> frozenset[str]:
+    """Names that a condition, an expression without braces, reads."""
+    return names(f"{{{condition}}}")
 
 
 def filled(text: str, values: Mapping[str, Scalar]) -> str:
@@ -44,8 +52,7 @@ def filled(text: str, values: Mapping[str, Scalar]) -> str:
             return f"{{{found[1]}}}" if _is_expression(found[1].removeprefix("*")) else found[0]
         if not _is_expression(found[2]):
             return found[0]
-        value = _computed(found[2], values)
-        return str(value).lower() if isinstance(value, bool) else str(value)
+        return scalar_text(_computed(found[2], values))
 
     return _BRACES.sub(fill, text)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
-from slurm.logs.quantities import Beside, QuantityError, quantity
+from slurm.logs.quantities import Context, QuantityError, quantity
 from slurm.logs.text import READ_BYTES
 
 Reduction = Literal["median", "mean", "last", "first", "min", "max", "sum"]
@@ -48,29 +48,31 @@ _LOSS = re.compile(
 
 @dataclass(frozen=True)
 class Pattern:
-    """Finds one metric in a line."""
+    """Finds one metric in a line. Users of a space file read these descriptions, too."""
 
-    # searched in each line; the number is its group ``value``, or else its first group. A group
-    # ``step`` is the step's number. With a group ``seconds`` the number is an amount, and the
-    # metric is the amount of all counted steps divided by their seconds
     regex: str
-    # unit of the number; None: the unit beside it in the log, else the metric's own
+    """the number is its group 'value', or else its first group; 'step' is the step's number. With a
+    group 'seconds' the number is an amount, and the metric is the total amount divided by the total
+    seconds"""
     unit: str | None = None
-    scale: float = 1.0  # a further factor of the number
-    reduce: Reduction = "median"  # how the steps' numbers become one
-    # first matches to leave out; None: as many as the trial's warm-up steps
+    """of the number, such as ms, GiB or K tokens/s; default the unit beside it in the log, or else
+    the key's own; '' is always the key's own"""
+    scale: float = 1.0
+    """by which the number is multiplied"""
+    reduce: Reduction = "median"
+    """how the steps' numbers become one"""
     skip: int | None = None
-    # numbers and seconds accumulate from the run's start: a step's are the differences
+    """first matches that do not count; default warmup_steps"""
     since_start: bool = False
-    # searched in each line, with groups ``rate`` (steps per second) and ``seconds`` of the whole
-    # run: if a logger skips steps, this tells how many each matched line covers, by its ``step`` or
-    # by the ``progress`` of both; without these each line gets the run's mean seconds per step
+    """numbers accumulate from the run's start: a step's is the difference"""
     whole: str = ""
-    # a metric that replaces this one where found: the times of single steps replace a mean of the
-    # whole run
+    """regular expression with groups 'rate' (steps per second) and 'seconds' of the whole run, for
+    a log with a line for several steps. Their number follows from the line's 'step', or from the
+    'progress' of both patterns; without these the metric is the run's mean step time"""
     unless: str | None = None
-    # the log has such a number only with this text in the trainer's arguments or files
+    """a metric that replaces this one if it is found"""
     only_if: str = ""
+    """text in the trainer's arguments or files: only with it the log has such a number"""
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,12 @@ class LogFormat:
     patterns: Mapping[str, Sequence[Pattern]] = field(default_factory=dict)
     # matches lines between two steps; the step after such a line does not count
     pauses: str = PAUSES
-    # sequences are as long as the data's rows, so that tokens do not follow from steps
     rows_vary: bool = False
-    # a parameter: if set, the trainer's count of real tokens includes padding
+    """sequences are as long as the data's rows: tokens are counted, never derived from steps"""
     padded_by: str = ""
-    # text in the trainer's arguments or files: without it the token count includes padding
+    """parameter: if set, the trainer's count of real tokens includes padding"""
     real_if: str = ""
+    """text in the trainer's arguments or files: without it the token count includes padding"""
 
     def __bool__(self) -> bool:
         return bool(self.patterns)
@@ -226,7 +228,7 @@ class LogMetrics:
                 f"the pattern of {metric!r} matched {text!r}, the end of {cut!r}: let its group "
                 "take the whole number, as ([0-9.,]+) does, or the pattern begin before it"
             )
-        beside = Beside(line[: found.start(which)], line[found.end(which) :])
+        beside = Context(line[: found.start(which)], line[found.end(which) :])
         try:
             value = quantity(text, beside, metric, pattern.unit, self._num_gpus) * pattern.scale
         except QuantityError as error:
@@ -263,13 +265,6 @@ def _reduced(pattern: Pattern, steps: Sequence[_Step]) -> float:
         return REDUCTIONS[pattern.reduce]([s.value for s in steps])
     amount, total_s = math.fsum(s.value for s in steps), math.fsum(timed_s)
     return amount / total_s if total_s > 0 else math.nan
-
-
-def metrics_of(
-    log: LogFormat, texts: Sequence[str], warmup_steps: int = 0, num_gpus: int = 1
-) -> Mapping[str, Any]:
-    """The result of :func:`read_logs`, without the number of steps."""
-    return read_logs(log, texts, warmup_steps, num_gpus)[0]
 
 
 def read_logs(

@@ -100,7 +100,7 @@ class QuantityError(ValueError):
     """The text that a pattern found is no number, or has another dimension than the metric."""
 
 
-class Beside(NamedTuple):
+class Context(NamedTuple):
     """The text around a number on its line."""
 
     before: str
@@ -130,7 +130,7 @@ def check_unit(unit: str, metric: str) -> None:
         )
 
 
-def quantity(number: str, beside: Beside, metric: str, unit: str | None, num_gpus: int) -> float:
+def quantity(number: str, beside: Context, metric: str, unit: str | None, num_gpus: int) -> float:
     """A number of a log line, such as ``1,234.5``, ``3.36K`` or ``nan``, in its metric's unit.
 
     The ``unit`` is the one that the pattern states; ``""``: the metric's own. ``num_gpus`` turns
@@ -141,7 +141,7 @@ def quantity(number: str, beside: Beside, metric: str, unit: str | None, num_gpu
     text = number.strip().rstrip(",.;")
     if len(text) > 1 and text[-1] in _MAGNITUDES and text[-2].isdigit():
         # The pattern may have taken a part of the unit: 12.5G of 12.5GiB.
-        text, beside = text[:-1], Beside(beside.before, text[-1] + beside.after)
+        text, beside = text[:-1], Context(beside.before, text[-1] + beside.after)
     value = _plain(text, metric)
     if not math.isfinite(value):
         return value
@@ -151,10 +151,10 @@ def quantity(number: str, beside: Beside, metric: str, unit: str | None, num_gpu
     wanted = _of_key(metric)
     if wanted is None or unit == "":
         return value * magnitude
-    units = Beside(before["unit"] if before else "", (after and after["unit"]) or "")
+    units = Context(before["unit"] if before else "", (after and after["unit"]) or "")
     if wanted.dimension == "memory" and printed:  # 12.3G: a unit, binary if the metric's is
         prefix = printed + "i" if wanted.text.endswith("ib") else printed
-        magnitude, units = 1.0, Beside(units.before, "B" if printed == "B" else prefix + "B")
+        magnitude, units = 1.0, Context(units.before, "B" if printed == "B" else prefix + "B")
     label = _LABEL.search(beside.before[-80:])
     words = f"{label[0] if label else ''} {units.after} {unit or ''}"
     if wanted.dimension.endswith("/s") and _PER_NODE.search(words):
@@ -214,7 +214,7 @@ def _factor(unit: str, dimension: str) -> float | None:
     return None
 
 
-def _seconds_per(beside: Beside, dimension: str) -> float | None:
+def _seconds_per(beside: Context, dimension: str) -> float | None:
     """Seconds per step, sample or token, if the words beside a number name such a time."""
     before = _PER_GPU.sub("", beside.before).strip()
     found = re.match(_PERIOD, beside.after) or re.search(rf"(?<![\w/]){_PERIOD}$", before)
@@ -223,7 +223,7 @@ def _seconds_per(beside: Beside, dimension: str) -> float | None:
     return _factor(found["span"], "time")
 
 
-def _seen(beside: Beside, dimension: str, metric: str) -> _Unit | None:
+def _seen(beside: Context, dimension: str, metric: str) -> _Unit | None:
     """The unit in the words right after the number, or right before it."""
     for words, from_start in ((beside.after, True), (beside.before, False)):
         for text in _candidates(words, from_start) if words else ():

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from foundation.python import isolated_argv, module_argv
 from slurm import agent, kernel
 from slurm.handshake import VARIABLE
-from slurm.launcher import LauncherError
+from slurm.launcher import LauncherError, check_width
 from slurm.mpiexec.dialects import Dialect
 from slurm.mpiexec.hosts import Host
 from slurm.sweep.node import ALL
@@ -38,10 +38,7 @@ def mpiexec_argv(
 
     Raises LauncherError if the lease does not fit the trial.
     """
-    if len(lease.nodes) != spec.num_nodes:
-        raise LauncherError(
-            f"{spec.name} needs {spec.num_nodes} nodes, its lease has {len(lease.nodes)}"
-        )
+    check_width(spec, lease)
     for node in lease.nodes:
         slots = hosts[node].slots if node in hosts else None
         if slots is not None and slots < spec.ranks_per_node:

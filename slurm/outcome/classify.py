@@ -157,7 +157,7 @@ def _machine_failure(evidence: Evidence) -> _Verdict | None:
     if found := texts.lost_node.search(stderr):
         named = _named(texts.lost_node, stderr)
         return _Verdict(Kind.NODE_FAILURE, _line_of(found), suspects=named)
-    return _said(evidence, Before.RESULT)
+    return _by_log_text(evidence, Before.RESULT)
 
 
 def _stopped(evidence: Evidence) -> _Verdict | None:
@@ -187,7 +187,7 @@ def _out_of_memory(evidence: Evidence) -> _Verdict | None:
     unknown = evidence.exit_code is None or not evidence.failed_on
     if unknown and (found := evidence.texts.host_oom.search(evidence.said)):
         return _Verdict(Kind.HOST_OOM, _line_of(found))
-    if (verdict := _said(evidence, Before.LAUNCH)) is None or not evidence.severed:
+    if (verdict := _by_log_text(evidence, Before.LAUNCH)) is None or not evidence.severed:
         return verdict
     # The trainer may have handled an out-of-memory before others ended it; torch names the rank of
     # one that was not handled. A shell's exit code is weaker: a script may kill its other ranks.
@@ -214,7 +214,7 @@ def _launch_failure(evidence: Evidence) -> _Verdict | None:
         named = _named(texts.no_program, stderr)
         suspects = named if named < set(evidence.nodes) else ()
         return _Verdict(Kind.LAUNCH_FAILURE, found.group(), suspects=suspects)
-    if verdict := _said(evidence, Before.TIMEOUT):
+    if verdict := _by_log_text(evidence, Before.TIMEOUT):
         return verdict
     if evidence.unwritten:  # the disk was too full for logs, whose missing lines may name the cause
         return _Verdict(Kind.DISK_FULL, f"could not be written: {evidence.unwritten}")
@@ -257,7 +257,7 @@ def _from_outside(evidence: Evidence, why: str) -> _Verdict:
 
 
 def _crash(evidence: Evidence) -> _Verdict:
-    if verdict := _said(evidence, Before.CRASH):
+    if verdict := _by_log_text(evidence, Before.CRASH):
         if verdict.kind is not Kind.PREEMPTED:
             return verdict
         if found := evidence.texts.host_oom.search(evidence.said):
@@ -296,7 +296,7 @@ def _own_exception(stderr: str) -> str:
     return (causes or found)[-1]["said"] if found else ""
 
 
-def _said(evidence: Evidence, before: Before) -> _Verdict | None:
+def _by_log_text(evidence: Evidence, before: Before) -> _Verdict | None:
     """The first kind with a text of precedence ``before`` in the logs."""
     for kind in Kind:
         text = kind.row.text

@@ -33,11 +33,8 @@ def find_result(directory: Path, stdout: str) -> tuple[Result | None, str]:
         pass
     except FileError as error:
         return None, str(error).replace(shown(directory / RESULT_NAME), RESULT_NAME, 1)
-    last = None
-    for last in objects_after("MESHTUNE_RESULT", stdout):  # noqa: B007 - the last one counts
-        pass
-    if last is not None:
-        return _parse(last, "MESHTUNE_RESULT")
+    if printed := list(objects_after("MESHTUNE_RESULT", stdout)):
+        return _parse(printed[-1], "MESHTUNE_RESULT")
     return None, f"neither {RESULT_NAME} nor a line MESHTUNE_RESULT"
 
 

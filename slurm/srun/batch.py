@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -81,8 +81,9 @@ def batch_script(
     """
     run = run_dir.absolute()
     chosen = {"account": account, "partition": partition, "qos": qos}
-    added = [_further(option) for option in further]
-    directives = _directives(run, site, nodes, time, chosen, added)
+    own = [f"--{name}={value}" for name, value in chosen.items() if value]
+    own += [_further(option) for option in further]
+    directives = _directives(run, site, nodes, time, own)
     program = [meshtune] if meshtune else _program(site.environment)
     search = [*program, "search", space, "--run-dir", str(run)]
     search += ["--launcher", "srun", "--site", site.reference, *options]
@@ -130,22 +131,14 @@ def _environment(environment: Environment) -> str:
     )
 
 
-def _directives(
-    run: Path,
-    site: Site,
-    nodes: int,
-    time: str,
-    chosen: Mapping[str, str | None],
-    added: Sequence[str],
-) -> list[str]:
-    """The options of sbatch; the user's override the site's."""
-    given = {name for name, value in chosen.items() if value} | {_name(o) for o in added}
+def _directives(run: Path, site: Site, nodes: int, time: str, own: Sequence[str]) -> list[str]:
+    """The options of sbatch; the user's ``own`` override the site's."""
+    given = {_name(option) for option in own}
     return [
         *([] if "job-name" in given else [f"--job-name=meshtune-{run.name}"]),
         f"--nodes={nodes}",
         f"--time={time}",
-        *(f"--{name}={value}" for name, value in chosen.items() if value),
-        *added,
+        *own,
         *(o for o in site.batch_options if _name(o) not in given),
         "--exclusive",
         "--mem=0",

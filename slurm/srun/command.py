@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from foundation.python import isolated_argv
 from slurm import agent
-from slurm.launcher import LauncherError
+from slurm.launcher import check_width
 from slurm.srun.containers import (
     PYTHON,
     ContainerLine,
@@ -38,10 +38,7 @@ def srun_argv(spec: TrialSpec, lease: Lease, site: Site, cpus_per_node: int) -> 
 
     Raises LauncherError if the lease does not fit the trial.
     """
-    if len(lease.nodes) != spec.num_nodes:
-        raise LauncherError(
-            f"{spec.name} needs {spec.num_nodes} nodes, its lease has {len(lease.nodes)}"
-        )
+    check_width(spec, lease)
     line = started_container(spec, site)
     inside = line is not None and line.runtime.inside
     return [

@@ -71,7 +71,7 @@ class Failure(Record):
     remedy: str
 
 
-class Spoken(Record):
+class WrapperOptions(Record):
     """Options of a wrapper in launch scripts; any other option takes the word after it."""
 
     image: list[str] = Field(default=[])
@@ -102,7 +102,7 @@ class Runtime(Record):
         "{name}"  # name under which a variable reaches the rank even if the image sets it
     )
     own_mounts: bool = True  # false: the site mounts its shared file systems in every container
-    spoken: Spoken = Spoken()
+    spoken: WrapperOptions = WrapperOptions()
     exit_codes: list[int] = Field(default=[])  # of a wrapper's own failures; none: any
     failures: list[Failure] = Field(default=[])
 

@@ -152,22 +152,15 @@ class SrunLauncher(Launcher):
             address = self.allocation.address(lease.nodes[0])
             agents.start(spec, lease, {**spec.env, **rendezvous_environment(spec, address)})
             watched = agents.watch(stop, stop_rule)
-            return self._conclude(agents, spec, lease, watched, stop)
+            return self._conclude(agents, watched, stop)
         except BaseException:
             self._end(agents, spec, stop)  # after any error, too, nothing may be left running
             agents.finish()
             raise
 
-    def _conclude(
-        self,
-        agents: AgentStep,
-        spec: TrialSpec,
-        lease: Lease,
-        watched: Watched,
-        stop: threading.Event,
-    ) -> Evidence:
+    def _conclude(self, agents: AgentStep, watched: Watched, stop: threading.Event) -> Evidence:
         channel, severed = agents.channel, watched.severed
-        no_program, _ = channel.no_program(spec, lease)
+        no_program, _ = channel.no_program()
         ended = watched.termination in (Termination.EXITED, Termination.STOPPED_EARLY)
         killed = (channel.exit_code or 0) < 0 and watched.early_stop is None
         disturbed = killed or severed or no_program
@@ -176,12 +169,12 @@ class SrunLauncher(Launcher):
         if agents.requirements is None or not clean:
             # An srun that exits before any agent has started was refused its step.
             refused = not channel.greeted and (agents.program.poll() or 0) > 0
-            stuck, undead = self._end(agents, spec, stop, bool(severed) and not refused)
+            stuck, undead = self._end(agents, agents.spec, stop, bool(severed) and not refused)
             down = self.allocation.known_down_nodes() if not clean else set()
         agents.finish()
         evidence = agents.evidence(
             replace(watched, severed=severed or undead),
-            self._texts(agents, spec),
+            self._texts(agents),
             down_nodes=down,
             stuck_nodes=stuck,
         )
@@ -190,12 +183,12 @@ class SrunLauncher(Launcher):
             self._idle.give_back(agents)
         return evidence
 
-    def _texts(self, agents: AgentStep, spec: TrialSpec) -> LauncherTexts:
+    def _texts(self, agents: AgentStep) -> LauncherTexts:
         """Patterns of srun, and of a runtime that may have failed to start the container."""
-        line = started_container(spec, self.site)
+        line = started_container(agents.spec, self.site)
         if line is None:
             return SRUN_TEXTS
-        started = len(agents.channel.greeted) == spec.world_size
+        started = len(agents.channel.greeted) == agents.spec.world_size
         texts = line.runtime.texts(agents.channel.exit_code, started=started)
         return replace(SRUN_TEXTS, container=texts)
 

@@ -16,7 +16,7 @@ from foundation.messages import shown
 from foundation.records import Record, validate
 from foundation.values import VariableName
 from slurm.launcher import LauncherError
-from slurm.srun.containers import Containers, ContainersOrRuntime, Runtime, Spoken
+from slurm.srun.containers import Containers, ContainersOrRuntime, Runtime, WrapperOptions
 
 
 def _option(text: str) -> str:
@@ -136,7 +136,7 @@ class Site(Record):
         return runtime.prepare.format(image=runtime.named(container))
 
     @staticmethod
-    def wrappers() -> dict[str, Spoken]:
+    def wrappers() -> dict[str, WrapperOptions]:
         """Programs that start a container around a rank's command, with their options."""
         runtimes = {name: Runtime.load(name) for name in Runtime.shipped()}
         return {name: each.spoken for name, each in runtimes.items() if not each.inside}

@@ -13,7 +13,7 @@ import yaml
 
 from search_spaces import SearchSpace, SpaceError
 from search_spaces.known import LOG_FORMATS
-from slurm.logs.patterns import metrics_of
+from support.log_metrics import metrics_of
 
 GIB = 2**30
 MEGATRON = (

@@ -24,6 +24,7 @@ from slurm.outcome.watch import Termination
 from slurm.trial import Lease, TrialSpec
 from support.waiting import wait_for
 
+LEASE = Lease("1", ("n0", "n1", "n2", "n3"))
 PID = "import os; from pathlib import Path; Path('pid').write_text(str(os.getpid()));"
 
 
@@ -60,7 +61,7 @@ class Server:
         forked: bool = True,
     ) -> None:
         self.spec = TrialSpec(trial, self.folder, (program, *arguments), 4, 1, 600.0)
-        self.channel.begin(self.spec)
+        self.channel.begin(self.spec, LEASE)
         order = {"trial": trial, "argv": self.spec.argv, "cwd": str(self.folder), "clear": clear}
         order |= {"env": dict(env), "ranks": [{}], "memory_bytes": None}
         self.order({**order, "forked": forked, "modules": self._modules})
@@ -79,8 +80,7 @@ class Server:
 
     def disturbed(self) -> str:
         """How others have ended the trial, if they have."""
-        lease = Lease("1", tuple(f"n{rank}" for rank in range(4)))
-        return self.channel.disturbed(self.spec, lease, Termination.EXITED, True)
+        return self.channel.disturbed(Termination.EXITED, True)
 
     def pid(self) -> int:
         """Of a rank that has run PID."""
@@ -193,8 +193,7 @@ def test_ranks_hold_no_descriptor_of_their_agents(server: Server) -> None:
 def test_a_program_that_is_missing_is_no_exit_code(server: Server, forked: bool) -> None:
     server.start("t", "-m", "x", program="/nowhere/python", forked=forked)
     wait_for(lambda: server.channel.all_gone, "the trial has ended")
-    lease = Lease("1", ("n0", "n1", "n2", "n3"))
-    why, suspects = server.channel.no_program(server.spec, lease)
+    why, suspects = server.channel.no_program()
     assert why == "n3: no program /nowhere/python: No such file or directory (rank 3)"
     assert (suspects, server.channel.codes) == ((), {})
 
@@ -378,8 +377,7 @@ def test_a_rank_that_is_to_end_before_its_program_has_begun_was_not_started(
         wait_for(lambda: server.channel.all_gone or server.channel.void, "the trial has ended")
         assert not server.channel.finish() + server.channel.void
         assert not server.channel.codes
-        lease = Lease("1", tuple(f"n{rank}" for rank in range(4)))
-        assert "no program" in server.channel.no_program(server.spec, lease)[0]
+        assert "no program" in server.channel.no_program()[0]
 
 
 def test_a_rank_whose_image_has_python3_alone_is_started(tmp_path: Path) -> None:

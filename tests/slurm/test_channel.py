@@ -24,7 +24,7 @@ def spec(tmp_path: Path) -> TrialSpec:
 def channel(spec: TrialSpec) -> Channel:
     made = Channel([0, 1], 2, lambda order: None)
     made.feed(HELLOS)
-    made.begin(spec)
+    made.begin(spec, LEASE)
     return made
 
 
@@ -87,7 +87,7 @@ def test_noise_of_any_kind_is_never_an_error(spec: TrialSpec) -> None:
     ]
     for _ in range(300):
         channel = Channel([0, 1], 2, lambda order: None)
-        channel.begin(spec)
+        channel.begin(spec, LEASE)
         for _ in range(20):
             channel.feed(b"".join(draw.choices(words, k=draw.randrange(9))))
         channel.finish()
@@ -114,7 +114,7 @@ def test_the_first_rank_that_failed_decides_whether_others_ended_it(
     channel: Channel, spec: TrialSpec, said: bytes, message: str
 ) -> None:
     channel.feed(said)
-    assert channel.disturbed(spec, LEASE, Termination.EXITED, True) == message
+    assert channel.disturbed(Termination.EXITED, True) == message
 
 
 def test_lines_of_ranks_are_whole_in_the_log(channel: Channel, spec: TrialSpec) -> None:

@@ -12,7 +12,7 @@ import pytest
 from slurm import log_file
 from slurm.channel import Channel
 from slurm.log_file import LogFile
-from slurm.trial import TrialSpec
+from slurm.trial import Lease, TrialSpec
 from support.small_disk import SmallDisk, small_disk
 
 
@@ -74,7 +74,7 @@ def test_of_more_than_it_may_hold_the_oldest_lines_are_lost_and_it_says_so(
 def test_ranks_are_read_on_while_their_log_cannot_be_written(disk: SmallDisk) -> None:
     """They would wait for ever on a full pipe."""
     channel = Channel([0], 1, lambda order: None)
-    channel.begin(TrialSpec("t", disk.path, ("x",), 1, 1, 600.0))
+    channel.begin(TrialSpec("t", disk.path, ("x",), 1, 1, 600.0), Lease("t", ("n",)))
     disk.fill()
     for i in range(50_000):
         channel.feed(b"0 out %d\\n\n" % i)

@@ -12,7 +12,7 @@ import pytest
 
 from search_spaces import Export, SearchSpace
 from search_spaces.known import LOG_FORMATS
-from slurm.logs.patterns import metrics_of
+from support.log_metrics import metrics_of
 
 Load = Callable[[str], SearchSpace]
 SPACE = """\

@@ -7,7 +7,8 @@ from contextlib import suppress
 
 import pytest
 
-from slurm.logs.patterns import FoundNothingError, LogFormat, Pattern, metrics_of
+from slurm.logs.patterns import FoundNothingError, LogFormat, Pattern
+from support.log_metrics import metrics_of
 
 TIME = LogFormat({"step_time_s": [Pattern(r"\(ms\): ([\d.]+)")]})
 

@@ -7,13 +7,13 @@ import re
 
 import pytest
 
-from slurm.logs.quantities import Beside, QuantityError, check_unit, quantity
+from slurm.logs.quantities import Context, QuantityError, check_unit, quantity
 
 
 def read(metric: str, pattern: str, line: str, unit: str | None = None, gpus: int = 8) -> float:
     found = re.search(pattern, line)
     assert found, "the test's own pattern must match"
-    beside = Beside(line[: found.start(1)], line[found.end(1) :])
+    beside = Context(line[: found.start(1)], line[found.end(1) :])
     return quantity(found[1], beside, metric, unit, gpus)
 
 
