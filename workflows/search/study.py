@@ -8,7 +8,6 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -187,8 +186,8 @@ class Study:
         Raises:
             MissingMetricError: if the result has no number for the objective; names the metrics
                 that it has.
-            ArgumentError: for an unknown failure, a trial that does not run, or a value that is
-                not JSON.
+            ArgumentError: for an unknown failure, a trial that does not run, a value that is not
+                JSON, or metrics that contradict each other, the space's model or its cluster.
             ClosedError: after ``close``, and in a forked process.
             RunError, OSError: if the journal cannot be written; call again.
         """
@@ -209,8 +208,12 @@ class Study:
                 outcome = Outcome(Kind.OK, result=result, message=message)
             else:
                 outcome = Outcome(_failure(result), message=message)
-            outcome = replace(outcome, elapsed_s=self._journal.clock() - running.started_t)
-            self._journal.write(ended(self.space, known, running.number, (), outcome))
+            # The trial may have run elsewhere, or long ago: the time since `ask` checks no metric.
+            event = ended(self.space, known, running.number, (), outcome)
+            if outcome.kind is Kind.OK and event.kind == Kind.CRASH:
+                raise ArgumentError(f"trial {number}: {event.message}")
+            elapsed_s = self._journal.clock() - running.started_t
+            self._journal.write(event.model_copy(update={"elapsed_s": elapsed_s}))
             self._results.stale = True
             self._results.catch_up(run)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import meshtune
-from analysis import RunError
+from analysis import RunError, Trial
 from meshtune import Study
 from search_spaces import SearchSpace
 
@@ -191,3 +191,40 @@ def test_a_module_that_cannot_be_read_for_a_moment_is_a_documented_error(
             with pytest.raises(RunError, match="Too many open files"):
                 study.ask()
         assert study.ask() is not None
+
+
+@pytest.fixture
+def priced(tmp_path: Path) -> SearchSpace:
+    file = tmp_path / "priced.yaml"
+    file.write_text("""
+version: 1
+name: priced
+trainer: {command: [train]}
+model: llama_8b
+cluster: dgx_h100
+parameters: {num_nodes: 4, tp: [1, 2], pp: [1, 2], mbs: [1, 2], global_batch_size: 256}
+objective: {maximize: tokens_per_second}
+""")
+    return meshtune.load_space(file)
+
+
+def test_a_recorded_result_may_be_told_at_once(priced: SearchSpace) -> None:
+    with Study(priced) as study:
+        study.tell(asked(study), {"tokens_per_second": 200e3})  # 10 s a step
+        assert study.best is not None
+        assert study.best.elapsed_s < 10
+
+
+def test_a_result_that_no_gpu_reaches_is_an_error_and_not_a_crash(priced: SearchSpace) -> None:
+    with Study(priced) as study:
+        trial = asked(study)
+        with pytest.raises(ValueError, match="trial 1: tokens_per_second .* check the unit"):
+            study.tell(trial, {"tokens_per_second": 200e6})
+        study.tell(trial, {"tokens_per_second": 200e3})
+        assert study.best is not None
+
+
+def asked(study: Study) -> Trial:
+    trial = study.ask()
+    assert trial is not None
+    return trial
