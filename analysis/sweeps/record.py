@@ -57,6 +57,7 @@ class Table:
     habits: Mapping[str, NDArray[np.object_]] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)  # excluded rows by reason
     notes: tuple[str, ...] = ()  # assumptions where the publication is silent
+    unread: tuple[str, ...] = ()  # columns of the file that vary and mean nothing to its form
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -84,9 +85,16 @@ def read_csv(path: Path) -> pd.DataFrame:
     except FileError as error:
         raise TableError(str(error)) from None
     numbers = [i for i, line in enumerate(text) if line and not line.startswith("#")]
+    begin = text[numbers[0]] if numbers else ""
+    if other := [mark for mark in ";\t" if "," not in begin and mark in begin]:
+        raise TableError(
+            f"{shown(path)}:{numbers[0] + 1}: found {other[0]!r} between columns, accepted ',' "
+            "(and '.' in numbers); put commas between columns"
+        )
     reader = csv.reader(text[i] for i in numbers)
     try:
-        rows = dict((numbers[reader.line_num - 1] + 1, row) for row in reader)  # noqa: C402
+        read = ((numbers[reader.line_num - 1] + 1, row) for row in reader)
+        rows = {line: row for line, row in read if any(map(str.strip, row))}  # a sheet's end
     except csv.Error as error:
         line = numbers[reader.line_num - 1] + 1
         raise TableError(f"{shown(path)}:{line}: not a row of a CSV file: {error}") from None

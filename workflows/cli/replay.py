@@ -12,7 +12,7 @@ from workflows.cli.arguments import UsageError, archive_folder
 
 def replay(arguments: Namespace) -> None:
     from workflows.replay import play as replaying
-    from workflows.replay.landscapes import recorded
+    from workflows.replay.landscapes import recorded, repeats
 
     columns = [name.strip() for name in (arguments.landscape or "").split(",") if name.strip()]
     out: Path | None = arguments.json
@@ -29,6 +29,8 @@ def replay(arguments: Namespace) -> None:
     print(replaying.text(metrics))
     if left_out:
         print(replaying.left_out(left_out))
+    if told := repeats(found):
+        print(printable(told))
     if out is not None:
         how = {name: getattr(arguments, name) for name in ("policy", "parallel", "seeds")}
         content = {"table": without_secrets(arguments.table), **how, "left_out": left_out}

@@ -14,6 +14,7 @@ import numpy as np
 from analysis import Run, Table, TableError, Trial, read_csv, read_results, read_tables, results_run
 from foundation.documents import as_written, plain_scalar
 from foundation.messages import listed, shown
+from foundation.quantities import counted
 from search_spaces import SearchSpace, load_space
 from trainer.plan.axes.mesh import beside_dp
 from trainer.plan.jobs import BY_HABIT
@@ -83,6 +84,16 @@ def _unused(table: Table, found: Sequence[Landscape]) -> dict[str, int]:
     return {reason: count for reason, count in reasons.items() if count}
 
 
+def repeats(found: Sequence[Landscape]) -> str:
+    """A line on rows that count as repeats, with columns that might tell them apart; "" if none."""
+    count = sum(len(a) - 1 for landscape in found for a in landscape.answers.values())
+    if not count:
+        return ""
+    unread = [*dict.fromkeys(name for landscape in found for name in landscape.unread)]
+    which = f"; not read, and perhaps a choice: {listed(unread)}" if unread else ""
+    return f"repeats: {counted(count, 'row')} of a configuration that another row has{which}"
+
+
 def landscapes(table: Table) -> Iterator[Landscape]:
     """The landscapes of a sweep with two configurations or more, of which one ran."""
     for key in np.unique(table.landscape):
@@ -143,7 +154,7 @@ def _landscape(key: str, table: Table) -> Landscape:
     rows = [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
     space = _space(key, table, cluster.model_dump(exclude_defaults=True), rows)
     recorded = (_answer(table, row, space.canonical(raw)) for row, raw in enumerate(rows))
-    return Landscape.of(key, space, recorded, str(table.model[0]))
+    return replace(Landscape.of(key, space, recorded, str(table.model[0])), unread=table.unread)
 
 
 def _answer(table: Table, row: int, config: dict[str, Any]) -> Trial:
