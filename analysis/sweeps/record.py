@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from analysis.sweeps.gpus import UnknownGpuError, cluster_of, resized
 from foundation.documents import as_written
-from foundation.files import FileError, read_text
+from foundation.files import FileError, read_from, read_text
 from foundation.messages import listed, shown
 from search_spaces import Cluster
 from trainer.plan.jobs import Array, Jobs, Mask
@@ -27,6 +27,7 @@ MAX_BYTES = 50_000_000
 MAX_COLUMNS = 1000
 MAX_VALUE = 1e15  # whatever a table measures, in whatever unit
 MAX_COUNT = 1e9
+_SQLITE = b"SQLite format 3\0"
 
 
 class TableError(FileError):
@@ -81,11 +82,19 @@ KEYS = ("cluster", "framework", "model", "landscape", "campaign")
 def read_csv(path: Path) -> pd.DataFrame:
     """The rows of a CSV file as text, indexed by line number; ``#`` begins a comment line."""
     try:
+        if path.is_file() and read_from(path, 0, len(_SQLITE)) == _SQLITE:
+            url = f"sqlite:///{path}"
+            raise FileError(f"{shown(path)}: an SQLite database; accepted by its URL, {shown(url)}")
         text = read_text(path, MAX_BYTES).replace("\r\n", "\n").split("\n")
     except FileError as error:
         raise TableError(str(error)) from None
     numbers = [i for i, line in enumerate(text) if line and not line.startswith("#")]
     begin = text[numbers[0]] if numbers else ""
+    if begin.startswith("{"):
+        raise TableError(
+            f"{shown(path)}:{numbers[0] + 1}: found JSON, accepted a table with a line of column "
+            "names; `optuna.copy_study` copies a journal of Optuna's to a URL sqlite:///x.db"
+        )
     if other := [mark for mark in ";\t" if "," not in begin and mark in begin]:
         raise TableError(
             f"{shown(path)}:{numbers[0] + 1}: found {other[0]!r} between columns, accepted ',' "
