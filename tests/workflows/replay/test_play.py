@@ -245,6 +245,15 @@ def test_rows_that_differ_in_a_column_that_is_not_read_are_told_as_repeats(
     assert told.startswith(f"repeats: {len(rows)} rows ") and told.endswith(": compile")
 
 
+def test_a_replay_says_which_landscape_it_plays(
+    sweep: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("workflows.cli.working.Working.__call__", lambda _, text: told.append(text))
+    assert main(["replay", str(sweep), "--policy", "random", "--seeds", "2"]) == 0
+    assert [text.split(", ")[-1] for text in told] == ["seed 1 of 2", "seed 2 of 2"] * 2
+
+
 def test_without_optuna_the_error_names_the_remedy(
     sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
