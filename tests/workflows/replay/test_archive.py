@@ -235,6 +235,19 @@ def test_an_exported_landscape_is_read_back_equal(
     assert theirs.share(theirs.configs[0]) == pytest.approx(ours.share(ours.configs[0]))
 
 
+def test_a_run_is_replayed_by_its_journal_also_where_its_table_is_missing_or_behind(
+    run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(run, copy := tmp_path / "copy")
+    table = copy / "results.csv"
+    [[whole], _] = recorded(table)
+    table.write_text("".join(table.read_text().splitlines(keepends=True)[:3]))
+    for _ in range(2):
+        [[landscape], _] = recorded(copy)
+        assert landscape.configs == whole.configs and landscape.medians == whole.medians
+        table.unlink(missing_ok=True)
+
+
 def test_what_a_framework_states_is_a_column_of_its_landscape(tmp_path: Path) -> None:
     """As the megatron-lm adapter does, whose runs could not be exported."""
     habits = "{base: megatron-lm, master_bytes: 2, flash_attention: true}"
