@@ -231,6 +231,8 @@ class Study:
             ArgumentError: for a configuration that the space does not have.
         """
         checked_text("message", message)
+        if not isinstance(config, Mapping):
+            raise refused("config", config, "a dict with a value for each parameter")
         with self._call() as run:
             config = _plain(config)
             if problem := self.space.first_violation(config):

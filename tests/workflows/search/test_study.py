@@ -255,6 +255,8 @@ def test_an_old_trial_that_cannot_be_is_refused_and_nothing_is_kept(
     with Study(priced) as study:
         with pytest.raises(ValueError, match=said):
             study.add({**whole, **config}, result)
+        with pytest.raises(ValueError, match=r"config=.*accepted a dict"):
+            study.add([4, 2, 1, 1, 16], result)  # type: ignore[arg-type]
         assert not study.trials
 
 
