@@ -41,8 +41,9 @@ def results_run(path: Path) -> Run | None:
     numbers = _numbers(frame)
     run = Run(path, _name(path), launcher=LAUNCHER, goals=[(key, True) for key in keys])
     run.origin, run.not_said = f"DeepHyper's {path}", MISSING
+    names, rows = [*map(str, frame)], frame.to_numpy(str).tolist()
     for row, number in enumerate(numbers):
-        cells = {str(name): str(text) for name, text in frame.iloc[row].items()}
+        cells = dict(zip(names, rows[row], strict=True))
         kind, message = _end(cells[keys[0]], values[row], cells.get("job_status", ""))
         trial = Trial(number, _named(cells, "p:"), float(begun_s[row]))
         trial.kind, trial.message, trial.ended_t = kind, message, float(ended_s[row])

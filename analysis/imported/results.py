@@ -21,7 +21,7 @@ def read_results(where: str, study: str = "") -> Run:
     if "://" in where:
         return from_optuna(where, study)
     file = Path(where)
-    if not file.is_file():
+    if not file.is_file() and (file.is_dir() or file.suffix.lower() != ".csv"):
         return read_run(file)
     if RunFolder(file.parent).started:
         return read_run(file.parent)

@@ -28,6 +28,11 @@ VTRAIN = {"iter_ms", "gbs", "n_gpu", *_TABLE["vtrain"].values()}
 _BLANK = {"element_bytes": 2.0, "flash_attention": BY_HABIT}  # values of blanks, if not 0
 _SHARED = ("fused_loss", "liger", "attention")  # the same in all rows of a landscape
 _EXPERTS = ("experts", "experts_per_token", "expert_ffn", "shared_ffn", "dense_layers")
+_DEGREES = ("cp", "ep", "vpp")
+_READ = {
+    *(*SWEEP, *_EXPERTS, *_DEGREES, *_TABLE["also"], "sp", "framework", "head_dim", "consistent"),
+    *("recompute", "recompute_modules", *(column for column, _ in _TABLE["choices"].values())),
+}
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ def _jobs(columns: _Columns) -> Jobs:
     sequence_parallel: Mask = np.ones(len(frame), dtype=bool)
     if "sequence_parallel" in frame:
         sequence_parallel = columns.flag("sequence_parallel", default=True)
-    given: dict[str, Any] = {n: columns.count(n) for n in ("cp", "ep", "vpp") if n in frame}
+    given: dict[str, Any] = {n: columns.count(n) for n in _DEGREES if n in frame}
     if "sp" in frame:  # Ulysses: another way to split sequences
         given["cp"] = given.get("cp", 1) * columns.count("sp")
     recompute = ("recompute", {**RECOMPUTE, "0": 0, "false": 0})
@@ -132,6 +137,8 @@ def read_sweep(path: Path, frame: pd.DataFrame) -> Table:
     habits = _habits(columns)
     also = [frame[name] for name in (*_SHARED, *sorted(habits)) if name in frame]
     landscape = record.keys(frame["model"], frame["gpu"], nodes, seq_length, framework, *also)
+    read = {*_READ, *Framework.habits(frame.columns)}
+    unread = [str(name) for name in frame if name not in read]
     table = Table(
         name=path.stem,
         jobs=what,
@@ -147,6 +154,7 @@ def read_sweep(path: Path, frame: pd.DataFrame) -> Table:
         nodes=nodes,
         memory_measure="torch",
         habits=habits,
+        unread=tuple(name for name in unread if frame[name].nunique() > 1),
     )
     reasons = record.contradictory(table, batch, num_gpus)
     if "consistent" in frame:
@@ -230,7 +238,7 @@ def read_tables(path: Path, columns: Sequence[str] = ()) -> list[Table]:
         raise TableError(
             f"{path}: of no known form ({', '.join(TABLE_FORMATS)}, or a run's results.csv); it "
             f"has the columns {listed(frame.columns) or 'none'}, and for the form 'sweep' lacks "
-            f"{', '.join(sorted(SWEEP - have))}{'; put commas between columns' * (len(have) == 1)}"
+            f"{', '.join(sorted(SWEEP - have))}"
         )
     if not columns:
         return [read_as(form, TABLE_FORMATS, path, frame)]

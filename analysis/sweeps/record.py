@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from analysis.sweeps.gpus import UnknownGpuError, cluster_of, resized
 from foundation.documents import as_written
-from foundation.files import FileError, read_text
+from foundation.files import FileError, read_from, read_text
 from foundation.messages import listed, shown
 from search_spaces import Cluster
 from trainer.plan.jobs import Array, Jobs, Mask
@@ -27,6 +27,7 @@ MAX_BYTES = 50_000_000
 MAX_COLUMNS = 1000
 MAX_VALUE = 1e15  # whatever a table measures, in whatever unit
 MAX_COUNT = 1e9
+_SQLITE = b"SQLite format 3\0"
 
 
 class TableError(FileError):
@@ -57,6 +58,7 @@ class Table:
     habits: Mapping[str, NDArray[np.object_]] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)  # excluded rows by reason
     notes: tuple[str, ...] = ()  # assumptions where the publication is silent
+    unread: tuple[str, ...] = ()  # columns of the file that vary and mean nothing to its form
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -80,13 +82,28 @@ KEYS = ("cluster", "framework", "model", "landscape", "campaign")
 def read_csv(path: Path) -> pd.DataFrame:
     """The rows of a CSV file as text, indexed by line number; ``#`` begins a comment line."""
     try:
+        if path.is_file() and read_from(path, 0, len(_SQLITE)) == _SQLITE:
+            url = f"sqlite:///{path}"
+            raise FileError(f"{shown(path)}: an SQLite database; accepted by its URL, {shown(url)}")
         text = read_text(path, MAX_BYTES).replace("\r\n", "\n").split("\n")
     except FileError as error:
         raise TableError(str(error)) from None
     numbers = [i for i, line in enumerate(text) if line and not line.startswith("#")]
+    begin = text[numbers[0]] if numbers else ""
+    if begin.startswith("{"):
+        raise TableError(
+            f"{shown(path)}:{numbers[0] + 1}: found JSON, accepted a table with a line of column "
+            "names; `optuna.copy_study` copies a journal of Optuna's to a URL sqlite:///x.db"
+        )
+    if other := [mark for mark in ";\t" if "," not in begin and mark in begin]:
+        raise TableError(
+            f"{shown(path)}:{numbers[0] + 1}: found {other[0]!r} between columns, accepted ',' "
+            "(and '.' in numbers); put commas between columns"
+        )
     reader = csv.reader(text[i] for i in numbers)
     try:
-        rows = dict((numbers[reader.line_num - 1] + 1, row) for row in reader)  # noqa: C402
+        read = ((numbers[reader.line_num - 1] + 1, row) for row in reader)
+        rows = {line: row for line, row in read if any(map(str.strip, row))}  # a sheet's end
     except csv.Error as error:
         line = numbers[reader.line_num - 1] + 1
         raise TableError(f"{shown(path)}:{line}: not a row of a CSV file: {error}") from None

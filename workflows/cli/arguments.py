@@ -30,6 +30,7 @@ class Parser(ArgumentParser):
     """A parser of commands or of one; its errors (exit code 2) say what was probably meant."""
 
     commands: Mapping[str, Parser] = {}  # every command's parser, by name
+    _intermixed = False  # options are parsed first, then the other words
 
     def error(self, message: str) -> NoReturn:
         found = _CHOICE.search(message)
@@ -44,6 +45,12 @@ class Parser(ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse what it knows; other words are an error of the command, not of the program."""
         found, rest = super().parse_known_args(args, namespace)
+        if self._intermixed:
+            return found, rest
+        if rest and not self._subparsers:  # words after an option, as in `add --whole RUN`
+            self._intermixed = True
+            found, rest = self.parse_known_intermixed_args(args, namespace)
+            self._intermixed = False
         if rest:
             self.error(f"unrecognized arguments: {' '.join(rest)}")
         return found, rest

@@ -5,30 +5,38 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from foundation.messages import printable, shown, without_secrets
 from workflows.cli.arguments import UsageError, archive_folder
+from workflows.cli.working import Working
+
+if TYPE_CHECKING:
+    from workflows.optimizer.policy import Policy
+    from workflows.replay.landscape import Landscape
 
 
 def replay(arguments: Namespace) -> None:
     from workflows.replay import play as replaying
-    from workflows.replay.landscapes import recorded
+    from workflows.replay.landscapes import recorded, repeats
 
     columns = [name.strip() for name in (arguments.landscape or "").split(",") if name.strip()]
     out: Path | None = arguments.json
     if out is not None and not out.absolute().parent.is_dir():
         raise UsageError(f"--json {out}: there is no folder {out.parent}")
-    found, left_out = recorded(arguments.table, columns, arguments.study)
+    with Working(f"reading {without_secrets(arguments.table)}") as tell:
+        found, left_out = recorded(arguments.table, columns, arguments.study)
 
-    metrics = replaying.replay(
-        found,
-        lambda landscape, seed: replaying.policy_for(landscape, arguments.policy, seed),
-        arguments.seeds,
-        arguments.parallel,
-    )
+        def policy(landscape: Landscape, seed: int) -> Policy:
+            tell(f"{printable(landscape.key)}, seed {seed + 1} of {arguments.seeds}")
+            return replaying.policy_for(landscape, arguments.policy, seed)
+
+        metrics = replaying.replay(found, policy, arguments.seeds, arguments.parallel)
     print(replaying.text(metrics))
     if left_out:
         print(replaying.left_out(left_out))
+    if told := repeats(found):
+        print(printable(told))
     if out is not None:
         how = {name: getattr(arguments, name) for name in ("policy", "parallel", "seeds")}
         content = {"table": without_secrets(arguments.table), **how, "left_out": left_out}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 import time
@@ -60,7 +61,16 @@ def report(arguments: Namespace) -> None:
 
 def _page(run: analysis.Run, out: Path | None, tell: Callable[[str], object]) -> Path:
     if not run.origin:
-        return analysis.write_report(run, tell=tell)
+        try:
+            return analysis.write_report(run, tell=tell)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EROFS):
+                raise
+            raise UsageError(
+                f"{shown(run.directory)}: the page of a run is in its folder, which cannot be "
+                f"written ({error.strerror}): `meshtune watch RUN` shows it and writes nothing; or "
+                "report a copy of the folder"
+            ) from None
     out = out or Path(re.sub(r"[^\w.-]+", "_", run.space) + "-report")
     try:
         return analysis.write_report(run, folder=out, tell=tell)

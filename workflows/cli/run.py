@@ -83,7 +83,10 @@ def state_of(run: analysis.Run, driver: str | None) -> str:
     if not run.opened_t:
         return "no search has begun here yet"
     if run.closed is None:
-        return f"killed; {_resumption(run)}"
+        from workflows.search.study import LAUNCHER
+
+        ended = "not open" if run.launcher == LAUNCHER else "killed"  # a study's end is not told
+        return f"{ended}; {_resumption(run)}"
     if run.closed_code in (CONTINUE, INTERRUPTED):
         return f"{run.closed}; {_resumption(run)}"
     return f"failed: {run.closed}" if run.closed_code == FAILED else run.closed

@@ -74,10 +74,11 @@ class Working:
             if sys.stderr.isatty():
                 with _plain(self._text) if self._at_once else nullcontext():
                     from rich.console import Console
+                    from rich.markup import escape
 
-                status = Console(stderr=True).status(self._text)
+                status = Console(stderr=True).status(escape(self._text))
                 self._stack.enter_context(status)
-                self._show = status.update
+                self._show = lambda text: status.update(escape(text))
             if self._show:
                 self._show(self._text)
 

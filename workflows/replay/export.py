@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +39,21 @@ def export(run: Run, space: SearchSpace, licence: str, path: Path) -> int:
     facts = path.with_suffix(".cluster.yaml")
     trials = [trial for trial in run.trials.values() if trial.completed]
     pricing = Pricing(space)
-    _check(run, trials, pricing, (path, facts))
+    habits = space.program.habits
+    stated = {name: getattr(habits, name) for name in sorted(habits.stated)}
+    _check(run, trials, pricing, stated, (path, facts))
     jobs = pricing.jobs_of([trial.config for trial in trials])
     peaks = [Metrics(trial.result).get("peak_memory_bytes") for trial in trials]
     rates = [Metrics(t.result).get("tokens_per_second") if t.ok else None for t in trials]
     columns = _jobs(jobs) | {
         "model": [space.model_name or space.name] * len(trials),
         "gpu": [facts.name] * len(trials),
-        "framework": [space.program.habits.name] * len(trials),
+        "framework": [habits.name] * len(trials),
         "n_nodes": [space.num_nodes(trial.config) for trial in trials],
         "tok_s": [rate or "" for rate in rates],
         "peak_mem_GB": [peak / GIB if peak else "" for peak in peaks],
         "crashed_or_oom": [int(not trial.ok) for trial in trials],
+        **{name: [value] * len(trials) for name, value in stated.items()},
     }
     assert space.cluster is not None  # it is priced
     write_atomically(facts, written_document(space.cluster.model_dump(exclude_defaults=True)))
@@ -71,7 +74,13 @@ def export(run: Run, space: SearchSpace, licence: str, path: Path) -> int:
     return len(trials)
 
 
-def _check(run: Run, trials: Sequence[Trial], pricing: Pricing, files: Sequence[Path]) -> None:
+def _check(
+    run: Run,
+    trials: Sequence[Trial],
+    pricing: Pricing,
+    habits: Mapping[str, Any],
+    files: Sequence[Path],
+) -> None:
     """Raise, before anything is written, if data would be lost or are simulated."""
     for file in files:
         if file.exists():
@@ -82,7 +91,8 @@ def _check(run: Run, trials: Sequence[Trial], pricing: Pricing, files: Sequence[
             "the run itself"
         )
     varied = [n for n in pricing.unpriced if len({str(t.config.get(n)) for t in trials}) > 1]
-    if lost := [*varied, *sorted(pricing.space.program.habits.stated)]:
+    wide = [n for n, v in habits.items() if n == "sequence_parallel" or isinstance(v, tuple)]
+    if lost := [*varied, *wide]:
         raise FileError(
             f"the general form has no column for {listed(lost)} of {pricing.space.name}; "
             "`meshtune replay` reads its run, and its entry in the archive"

@@ -32,6 +32,7 @@ class Landscape:
     configs: list[dict[str, Any]]  # canonical, in the file's order
     answers: Mapping[Key, list[Trial]]  # every recorded repeat, by canonical configuration's key
     model: str = ""  # identity of the model, for fits that leave it out
+    unread: tuple[str, ...] = ()  # columns that vary in the file and are not used
 
     @classmethod
     def of(

@@ -11,9 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from analysis import Run, Table, TableError, Trial, read_csv, read_results, read_tables, results_run
+from analysis import (
+    Run,
+    RunFolder,
+    Table,
+    TableError,
+    Trial,
+    read_csv,
+    read_results,
+    read_run,
+    read_tables,
+    results_run,
+)
 from foundation.documents import as_written, plain_scalar
 from foundation.messages import listed, shown
+from foundation.quantities import counted
 from search_spaces import SearchSpace, load_space
 from trainer.plan.axes.mesh import beside_dp
 from trainer.plan.jobs import BY_HABIT
@@ -48,8 +60,10 @@ def recorded(
         return [_of_search(columns, shown(where), of_results(read_results(str(where), study)))], {}
     path = Path(where)
     with suppress(OSError):  # an unreadable path has its error when it is read
-        if path.is_dir():
+        if path.is_dir() and not RunFolder(path).started:
             path /= "results.csv"
+    if RunFolder(path).started:
+        return [_of_search(columns, str(path), _of_folder(path))], {}
     if run := results_run(path):
         own = (path.parent / "space.yaml").is_file()
         return [_of_search(columns, str(path), _of_run(path, run) if own else of_results(run))], {}
@@ -83,6 +97,16 @@ def _unused(table: Table, found: Sequence[Landscape]) -> dict[str, int]:
     return {reason: count for reason, count in reasons.items() if count}
 
 
+def repeats(found: Sequence[Landscape]) -> str:
+    """A line on rows that count as repeats, with columns that might tell them apart; "" if none."""
+    count = sum(len(a) - 1 for landscape in found for a in landscape.answers.values())
+    if not count:
+        return ""
+    unread = [*dict.fromkeys(name for landscape in found for name in landscape.unread)]
+    which = f"; not read, and perhaps a choice: {listed(unread)}" if unread else ""
+    return f"repeats: {counted(count, 'row')} of a configuration that another row has{which}"
+
+
 def landscapes(table: Table) -> Iterator[Landscape]:
     """The landscapes of a sweep with two configurations or more, of which one ran."""
     for key in np.unique(table.landscape):
@@ -92,8 +116,17 @@ def landscapes(table: Table) -> Iterator[Landscape]:
             yield landscape
 
 
+def _of_folder(folder: Path) -> Landscape:
+    """A run's own trials by its journal; ``results.csv`` may be missing, or behind it."""
+    run, space = read_run(folder), replace(RunFolder(folder).frozen_space(), more_objectives=())
+    run.check_configurations(space)
+    trials = (t for t in run.trials.values() if t.completed)
+    recorded = (answer(trial, space.canonical(trial.config)) for trial in trials)
+    return Landscape.of(space.name, space, recorded).checked(str(folder))
+
+
 def _of_run(path: Path, run: Run) -> Landscape:
-    """A run's own trials, in its own space."""
+    """A run's own trials in its own space, by its ``results.csv``."""
     file = path.parent / "space.yaml"
     space = replace(load_space(str(file)), more_objectives=())  # a landscape has only the first
     names = dict.fromkeys(name for trial in run.trials.values() for name in trial.config)
@@ -143,7 +176,7 @@ def _landscape(key: str, table: Table) -> Landscape:
     rows = [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
     space = _space(key, table, cluster.model_dump(exclude_defaults=True), rows)
     recorded = (_answer(table, row, space.canonical(raw)) for row, raw in enumerate(rows))
-    return Landscape.of(key, space, recorded, str(table.model[0]))
+    return replace(Landscape.of(key, space, recorded, str(table.model[0])), unread=table.unread)
 
 
 def _answer(table: Table, row: int, config: dict[str, Any]) -> Trial:

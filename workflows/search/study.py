@@ -8,22 +8,31 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from analysis import Journal, Opened, ResultsFile, Run, RunError, RunFolder, Started, Trial
+from analysis import (
+    Ended,
+    Event,
+    Journal,
+    Opened,
+    ResultsFile,
+    Run,
+    RunError,
+    RunFolder,
+    Started,
+    Trial,
+)
 from foundation.arguments import ArgumentError, checked_path, checked_text, checked_whole, refused
 from foundation.files import explained
 from foundation.messages import shown
+from foundation.quantities import config_text
 from search_spaces import SearchSpace, load_space
 from slurm import Kind, Outcome
+from workflows.optimizer.policy import Policy, Proposal
 from workflows.optimizer.registry import DEFAULT, POLICIES, make_policy
 from workflows.search.objectives import values_of
 from workflows.search.trials import ended, proposed
-
-if TYPE_CHECKING:  # scipy: half a second
-    from workflows.optimizer.policy import Policy
 
 LAUNCHER = "ask-tell"  # the journal's launcher
 _ANY_WIDTH = 2**31
@@ -187,8 +196,8 @@ class Study:
         Raises:
             MissingMetricError: if the result has no number for the objective; names the metrics
                 that it has.
-            ArgumentError: for an unknown failure, a trial that does not run, or a value that is
-                not JSON.
+            ArgumentError: for an unknown failure, a trial that does not run, a value that is not
+                JSON, or metrics that contradict each other, the space's model or its cluster.
             ClosedError: after ``close``, and in a forked process.
             RunError, OSError: if the journal cannot be written; call again.
         """
@@ -201,18 +210,66 @@ class Study:
                 raise ArgumentError(
                     f"trial {number} does not run: tell what `ask` gave, and only once"
                 )
-            if isinstance(result, Mapping):
-                result = _plain(result)
-                # Raise for the caller, rather than record a crash of the trial.
-                for wanted in (self.space.objectives, self.space.subject_to):
-                    values_of(wanted, self.space, known.config, result)
-                outcome = Outcome(Kind.OK, result=result, message=message)
-            else:
-                outcome = Outcome(_failure(result), message=message)
-            outcome = replace(outcome, elapsed_s=self._journal.clock() - running.started_t)
-            self._journal.write(ended(self.space, known, running.number, (), outcome))
+            event = self._ended(known, running.number, result, message)
+            elapsed_s = self._journal.clock() - running.started_t
+            self._journal.write(event.model_copy(update={"elapsed_s": elapsed_s}))
             self._results.stale = True
             self._results.catch_up(run)
+
+    def add(
+        self, config: Mapping[str, Any], result: Mapping[str, Any] | str | Kind, message: str = ""
+    ) -> Trial:
+        """Tell a trial that ran without this study, such as a row of an old table.
+
+        A configuration that has succeeded before is measured once more.
+
+        Args:
+            config: a value for each parameter of the space.
+            result, message: see :meth:`tell`, whose errors it raises as well.
+
+        Raises:
+            ArgumentError: for a configuration that the space does not have.
+        """
+        checked_text("message", message)
+        if not isinstance(config, Mapping):
+            raise refused("config", config, "a dict with a value for each parameter")
+        with self._call() as run:
+            config = _plain(config)
+            if problem := self.space.first_violation(config):
+                raise ArgumentError(f"config {config_text(config)}: {problem}")
+            config = self.space.canonical(config)
+            same = next((t for t in run.trials.values() if t.ok and t.config == config), None)
+            new = proposed(run, Proposal(config, "added", "measured without this study"))
+            trial = same or Trial(new.trial, config, 0.0)
+            number, attempt = trial.number, trial.next_attempt
+            end = self._ended(trial, attempt, result, message)  # raises before anything is written
+            name = f"{_name(number, attempt)}-{self._worker.name}"
+            began = Started(
+                trial=number, attempt=attempt, name=name, nodes=(), repeat=same is not None
+            )
+            events: list[Event] = [began, end] if same else [new, began, end]
+            for event in events:
+                self._journal.write(event)
+            self._results.stale = True
+            self._results.catch_up(run)
+            return run.trials[number]
+
+    def _ended(
+        self, trial: Trial, attempt: int, result: Mapping[str, Any] | str | Kind, message: str
+    ) -> Ended:
+        """The end of an attempt; raises for the caller, rather than record a crash of the trial."""
+        if isinstance(result, Mapping):
+            result = _plain(result)
+            for wanted in (self.space.objectives, self.space.subject_to):
+                values_of(wanted, self.space, trial.config, result)
+            outcome = Outcome(Kind.OK, result=result, message=message)
+        else:
+            outcome = Outcome(_failure(result), message=message)
+        # The trial may have run elsewhere, or long ago: the time since `ask` checks no metric.
+        event = ended(self.space, trial, attempt, (), outcome)
+        if outcome.kind is Kind.OK and event.kind == Kind.CRASH:
+            raise ArgumentError(f"trial {trial.number}: {event.message}")
+        return event
 
     def close(self) -> None:
         """Write the results and unlock the run; a second call does nothing.

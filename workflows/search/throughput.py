@@ -154,7 +154,8 @@ def contradiction(
 ) -> str | None:
     """A message about two metrics that cannot both be true; None if all can.
 
-    ``result`` is the trainer's own, ``elapsed_s`` the trial's time from start to end.
+    ``result`` is the trainer's own, ``elapsed_s`` the trial's time from start to end, 0 if
+    unknown.
     """
     job = _counting(job, result)
     found = step_time_s(job, result)
@@ -163,7 +164,7 @@ def contradiction(
         return _beyond_peak(space, tflops, _said("tflops_per_gpu", tflops))
     seconds, key = found
     said = _said(key, Metrics(result).get(key))
-    if seconds > _LATE * elapsed_s:
+    if 0 < _LATE * elapsed_s < seconds:
         return (
             f"{said} would be {number(seconds)} s a step, but the trial took {number(elapsed_s)} s"
         )

@@ -104,6 +104,18 @@ def test_columns_of_no_known_form_are_named_with_those_that_lack(tmp_path: Path)
 def test_a_table_whose_columns_other_characters_separate_is_told(
     tmp_path: Path, separator: str
 ) -> None:
-    path = sweep(tmp_path / "sweep.csv", [separator.join("12")], separator.join("ab"))
-    with pytest.raises(TableError, match=r"; put commas between columns$"):
+    path = sweep(tmp_path / "sweep.csv", [separator.join(("1,5", "2,5"))], separator.join("ab"))
+    with pytest.raises(TableError, match=r"csv:\d: found .*; put commas between columns$"):
         read_tables(path)
+
+
+def test_empty_rows_at_the_end_of_a_sheet_are_no_trials(tmp_path: Path) -> None:
+    (table,) = read_tables(sweep(tmp_path / "a.csv", [row(4, 2), "," * SWEEP.count(",")]))
+    assert len(table) == 1
+
+
+def test_columns_that_vary_and_mean_nothing_are_named(tmp_path: Path) -> None:
+    columns = SWEEP + ",attn,gradient_bytes,compile,host"
+    rows = [f"{row(4, 2)},sdpa,4,{flag},n1" for flag in "01"]
+    (table,) = read_tables(sweep(tmp_path / "a.csv", rows, columns))
+    assert table.unread == ("compile",)

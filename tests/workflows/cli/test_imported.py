@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,24 @@ def test_a_page_of_somebody_elses_is_not_replaced(
     assert Path("site/index.html").read_text() == "<title>my home page</title>"
     for _ in range(2):  # one of meshtune's is
         assert main(["report", "results.csv", "--out", "here"]) == 0
+
+
+@pytest.mark.parametrize("command", ["report", "replay"])
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("s.db", "s.db: an SQLite database; accepted by its URL, sqlite:///s.db"),
+        ("journal.log", "journal.log:1: found JSON, .* `optuna.copy_study`"),
+        ("none.csv", "none.csv: there is no such file"),
+    ],
+)
+def test_a_file_of_optunas_that_is_no_table_names_the_way(
+    folder: Path, capsys: pytest.CaptureFixture[str], command: str, file: str, said: str
+) -> None:
+    sqlite3.connect("s.db").execute("create table studies (study_id)")
+    Path("journal.log").write_text('{"op_code": 0, "study_name": "j"}\n{"op_code": 4}\n')
+    assert main([command, file]) == 2
+    assert re.search(f"meshtune: {said}", capsys.readouterr().err)
 
 
 def test_what_cannot_be_replayed_for_its_many_values_names_the_remedy(

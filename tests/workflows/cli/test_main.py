@@ -292,3 +292,16 @@ def test_trials_find_a_python_where_the_path_has_none(tmp_path: Path) -> None:
     before = {"PATH": found.rpartition("/")[0]}
     find_python(environ := dict(before))
     assert environ == before
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (["archive", "add", "--archive", "kept", "runs/a"], "run", Path("runs/a")),
+        (["report", "x.csv", "--study", "mine", "runs/a"], "runs", ["x.csv", "runs/a"]),
+    ],
+)
+def test_an_option_may_stand_between_the_other_words(
+    words: list[str], name: str, value: object
+) -> None:
+    assert getattr(parser().parse_args(words), name) == value

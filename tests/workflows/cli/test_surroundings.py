@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from importlib.util import cache_from_source
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -117,6 +118,16 @@ def test_a_port_in_use_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -
         assert main(["watch", str(run), "--port", str(port)]) == 1
     said = capsys.readouterr().err
     assert said == f"meshtune: 127.0.0.1:{port}: Address already in use; choose another port\n"
+
+
+def test_a_run_that_is_only_readable_is_reported_by_watch(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_only = OSError(errno.EROFS, "Read-only file system", str(run / "report"))
+    monkeypatch.setattr("analysis.write_report", Mock(side_effect=read_only))
+    assert main(["report", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert f"{run}: " in said and "Read-only file system" in said and "`meshtune watch RUN`" in said
 
 
 def test_a_full_disk_is_named_with_its_file(

@@ -49,6 +49,15 @@ def test_the_first_words_do_not_wait_for_what_draws_them(
     assert capsys.readouterr().err.startswith(f"reading ...\r{' ' * 11}\r")
 
 
+def test_brackets_in_a_name_are_shown_and_are_no_markup(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with Working("reading [/a]", at_once=True) as tell:
+        tell("reading [bold]")
+    assert "reading [/a]" in capsys.readouterr().err
+
+
 def test_an_interrupt_that_a_library_swallows_is_not_lost() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever others have left
     reached = False

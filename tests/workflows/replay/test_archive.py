@@ -235,6 +235,45 @@ def test_an_exported_landscape_is_read_back_equal(
     assert theirs.share(theirs.configs[0]) == pytest.approx(ours.share(ours.configs[0]))
 
 
+def test_a_run_is_replayed_by_its_journal_also_where_its_table_is_missing_or_behind(
+    run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(run, copy := tmp_path / "copy")
+    table = copy / "results.csv"
+    [[whole], _] = recorded(table)
+    table.write_text("".join(table.read_text().splitlines(keepends=True)[:3]))
+    for _ in range(2):
+        [[landscape], _] = recorded(copy)
+        assert landscape.configs == whole.configs and landscape.medians == whole.medians
+        table.unlink(missing_ok=True)
+
+
+def test_what_a_framework_states_is_a_column_of_its_landscape(tmp_path: Path) -> None:
+    """As the megatron-lm adapter does, whose runs could not be exported."""
+    habits = "{base: megatron-lm, master_bytes: 2, flash_attention: true}"
+    made = searched(
+        tmp_path, SPACE.replace("framework: megatron-deepspeed", f"framework: {habits}")
+    )
+    run, out = read_run(as_measured(made, tmp_path / "measured")), tmp_path / "open.csv"
+    space = load_space(str(made / "space.yaml"), frozen=True)
+    assert export(run, space, "CC0-1.0", out) == 6
+    [[theirs], _] = recorded(out)
+    read, own = theirs.space.program.habits, space.program.habits
+    assert read.stated == own.stated == {"master_bytes", "flash_attention"}
+    assert read.master_bytes == 2 and read.flash_attention is True
+
+
+def test_a_habit_without_a_column_is_refused_by_name(tmp_path: Path) -> None:
+    habits = "{base: megatron-deepspeed, adapter_bytes: [2, 4]}"
+    made = searched(
+        tmp_path, SPACE.replace("framework: megatron-deepspeed", f"framework: {habits}")
+    )
+    run = read_run(as_measured(made, tmp_path / "measured"))
+    space = load_space(str(made / "space.yaml"), frozen=True)
+    with pytest.raises(FileError, match="no column for adapter_bytes of seven"):
+        export(run, space, "CC0-1.0", tmp_path / "open.csv")
+
+
 def test_what_the_general_form_cannot_say_is_refused_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,7 @@ from workflows.optimizer.builtin import RandomPolicy
 from workflows.optimizer.policy import Problem, Proposal
 from workflows.optimizer.registry import POLICIES
 from workflows.replay.landscape import Landscape
-from workflows.replay.landscapes import recorded
+from workflows.replay.landscapes import recorded, repeats
 from workflows.replay.play import Played, play, policy_for, summary
 
 TRUTH = Path(__file__).parents[3] / "../shared/truth/h100_nanotron_sweep.csv"
@@ -231,6 +231,27 @@ def test_a_row_that_says_neither_how_fast_it_ran_nor_that_it_failed_is_no_answer
     (landscape,) = recorded(made.write(tmp_path / "blank.csv", rows))[0]
     assert len(landscape.configs) == len(whole.configs) - 1
     assert all(a.ok for every in landscape.answers.values() for a in every)
+
+
+def test_rows_that_differ_in_a_column_that_is_not_read_are_told_as_repeats(
+    made: Any, tmp_path: Path
+) -> None:
+    rows = [row for row in made.rows() if row.endswith(",0")]
+    assert not repeats(recorded(made.write(tmp_path / "once.csv", rows))[0])
+    path = tmp_path / "twice.csv"
+    both = [f"{row},{flag}" for row in rows for flag in "01"]
+    path.write_text("\n".join([f"{made.columns},compile", *both]))
+    told = repeats(recorded(path)[0])
+    assert told.startswith(f"repeats: {len(rows)} rows ") and told.endswith(": compile")
+
+
+def test_a_replay_says_which_landscape_it_plays(
+    sweep: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("workflows.cli.working.Working.__call__", lambda _, text: told.append(text))
+    assert main(["replay", str(sweep), "--policy", "random", "--seeds", "2"]) == 0
+    assert [text.split(", ")[-1] for text in told] == ["seed 1 of 2", "seed 2 of 2"] * 2
 
 
 def test_without_optuna_the_error_names_the_remedy(

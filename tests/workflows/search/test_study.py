@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import meshtune
-from analysis import RunError
+from analysis import RunError, Trial
 from meshtune import Study
 from search_spaces import SearchSpace
+from workflows.cli.run import state_of
 
 SPACE = """
 version: 1
@@ -148,6 +149,7 @@ def test_the_run_of_a_study_has_a_report(space: SearchSpace) -> None:
             assert trial is not None
             study.tell(trial, {"speed": speed(trial.config)})
         assert meshtune.report(study).stat().st_size > 1000
+        assert state_of(study.run, None).startswith("not open; the program")
         assert meshtune.sensitivity(meshtune.load(study)).mean_abs.index[0] == "tp"
 
 
@@ -191,3 +193,74 @@ def test_a_module_that_cannot_be_read_for_a_moment_is_a_documented_error(
             with pytest.raises(RunError, match="Too many open files"):
                 study.ask()
         assert study.ask() is not None
+
+
+@pytest.fixture
+def priced(tmp_path: Path) -> SearchSpace:
+    file = tmp_path / "priced.yaml"
+    file.write_text("""
+version: 1
+name: priced
+trainer: {command: [train]}
+model: llama_8b
+cluster: dgx_h100
+parameters: {num_nodes: 4, tp: [1, 2], pp: [1, 2], mbs: [1, 2], global_batch_size: 256}
+objective: {maximize: tokens_per_second}
+""")
+    return meshtune.load_space(file)
+
+
+def test_a_recorded_result_may_be_told_at_once(priced: SearchSpace) -> None:
+    with Study(priced) as study:
+        study.tell(asked(study), {"tokens_per_second": 200e3})  # 10 s a step
+        assert study.best is not None
+        assert study.best.elapsed_s < 10
+
+
+def test_a_result_that_no_gpu_reaches_is_an_error_and_not_a_crash(priced: SearchSpace) -> None:
+    with Study(priced) as study:
+        trial = asked(study)
+        with pytest.raises(ValueError, match=r"trial 1: .*check the unit"):
+            study.tell(trial, {"tokens_per_second": 200e6})
+        study.tell(trial, {"tokens_per_second": 200e3})
+        assert study.best is not None
+
+
+def test_old_measurements_are_learned_from_and_not_asked_for_again(priced: SearchSpace) -> None:
+    old = [{"num_nodes": 4, "tp": tp, "pp": 1, "mbs": 1, "gas": 8 * tp} for tp in (1, 2)]
+    with Study(priced) as study:
+        study.add(old[0], "oom")
+        study.add(old[1], {"tokens_per_second": 100e3})
+        study.add(old[1], {"tokens_per_second": 110e3})  # a repeat of it
+        assert [trial.objective for trial in study.trials] == [None, 105e3]
+        trial = asked(study)
+        assert trial.number == 3 and trial.config not in old
+        assert "after 1 success" in trial.why
+
+
+@pytest.mark.parametrize(
+    ("config", "result", "said"),
+    [
+        ({"tp": 3}, "oom", "tp: found 3, accepted 1, 2"),
+        ({"cp": 2}, "oom", "cp: not a parameter of this space"),
+        ({"gas": 9}, "oom", "gas"),
+        ({}, {"tokens_per_second": 200e6}, "check the unit"),
+        ({}, "slow", "accepted oom"),
+    ],
+)
+def test_an_old_trial_that_cannot_be_is_refused_and_nothing_is_kept(
+    priced: SearchSpace, config: dict[str, int], result: dict[str, float] | str, said: str
+) -> None:
+    whole = {"num_nodes": 4, "tp": 2, "pp": 1, "mbs": 1, "gas": 16}
+    with Study(priced) as study:
+        with pytest.raises(ValueError, match=said):
+            study.add({**whole, **config}, result)
+        with pytest.raises(ValueError, match=r"config=.*accepted a dict"):
+            study.add([4, 2, 1, 1, 16], result)  # type: ignore[arg-type]
+        assert not study.trials
+
+
+def asked(study: Study) -> Trial:
+    trial = study.ask()
+    assert trial is not None
+    return trial
