@@ -56,7 +56,7 @@ def test_what_is_no_word_voids_the_channel_and_all_that_follows(
 
 def test_what_a_site_prints_before_an_agent_has_started_goes_to_the_log(spec: TrialSpec) -> None:
     channel = Channel([0, 1], 2, lambda order: None)
-    channel.begin(spec)
+    channel.begin(spec, LEASE)
     channel.feed(b"== Welcome to n0 ==\n0 hello 1 11\n\n== Welcome to n1 ==\n1 hello 1 12\n")
     channel.feed(b"0 end 0 0\n0 gone\n1 end 0 0\n1 gone\n")
     assert (channel.void, channel.all_gone, channel.exit_code) == ("", True, 0)
