@@ -23,6 +23,8 @@ from search_spaces.trainers.adapters import adapted
 from search_spaces.trainers.command import TRIAL_PLACEHOLDERS
 from search_spaces.trainers.trainer import Trainer, make_trainer
 from trainer.plan.axes.mesh import ordered
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
 from trainer.plan.rules.expression import MAX_NUMBER, Expression, ValueType, parse
 from trainer.plan.stages import LAYOUT
 
@@ -119,7 +121,7 @@ class Builder:
         return space
 
     def _model_and_cluster(self) -> None:
-        """Check that the built-in trainer has both, and one rank per GPU."""
+        """Check that the built-in trainer has both, one rank per GPU, and settings that fit."""
         if self.own_trainer:
             return
         for key, value in (("model", self.model), ("cluster", self.cluster)):
@@ -140,6 +142,15 @@ class Builder:
                 f"found a model with {keys}, which the built-in trainer does not train; name a "
                 "command of your own under trainer",
             )
+        builtin = self.file.trainer.builtin
+        if builtin is None or self.model is None or self.frozen:
+            return
+        try:  # with the default of all that trials may vary
+            settings = builtin.model_dump()
+            TrainConfig.parse({**settings, "model": self.model.model_dump(exclude_none=True)})
+        except ConfigError as error:
+            what = str(error).removeprefix("config: ")
+            raise self.document.wrong(("trainer", "builtin"), what) from error
 
     def _rules(
         self,

@@ -104,7 +104,10 @@ class _Training:
     def run(
         self, progress: Callable[[str], None], step_done: StepDone, stop: Callable[[], bool]
     ) -> None:
-        """Train until the last step, or until a rank is asked to stop."""
+        """Train until the last step, a rank is asked to stop, or the run diverges.
+
+        A diverged run saves nothing more: its checkpoint would push out those that are whole.
+        """
         config, engine, last = self.config, self.engine, self.last
         for number in range(self.first, last):
             if number == self.first + config.warmup_steps:
@@ -118,20 +121,21 @@ class _Training:
             progress(f"step {done}/{last} {losses} time {time_s:.3f} s")
             validation = config.validation
             due = validation is not None and (done % validation.freq == 0 or done == last)
-            if self.held_out is not None and due:
+            if self.held_out is not None and due and not report.diverged:
                 with attention_backends(self.device.type):
                     self.validations[done] = engine.validate(self.held_out)
                 progress(f"step {done}/{last} validation loss {self.validations[done]:.4f}")
             self._write(done, report, time_s)
             begin_s = self.device.clock()
-            saved = engine.save_if_due(done, done if report.stop else last)
+            ends = done if report.stop else last
+            saved = None if report.diverged else engine.save_if_due(done, ends)
             further: dict[str, float] = {"finished_steps": done} if config.save else {}
             if saved is not None:
                 further["checkpoint_s"] = self.device.clock() - begin_s
                 self.saves_s.append(further["checkpoint_s"])
                 progress(f"{'saving' if config.async_save else 'saved'} {saved}")
             step_done(done - self.first, time_s, further)
-            if report.stop:
+            if report.stop or report.diverged:
                 break
 
     def _step(self, number: int, stop: bool | None) -> tuple[StepReport, float]:
@@ -164,9 +168,10 @@ class _Training:
         """See ``train``; waits until everything is written."""
         reports, engine = self.reports, self.engine
         energy = self.meter.used()
-        stopped = reports[-1].stop and len(reports) < self.config.steps
-        engine.finish(stopped)
-        traffic = engine.traffic
+        diverged, steps = reports[-1].diverged, len(reports)
+        stopped = reports[-1].stop and steps < self.config.steps and not diverged
+        engine.finish(stopped or diverged)
+        traffic, measured = engine.traffic, max(1, steps - self.config.warmup_steps)
         return {
             "step_times_s": self.times_s,
             "losses": [report.loss for report in reports],
@@ -178,7 +183,7 @@ class _Training:
             "device": self.device.facts(),
             "memory": self.device.memory(),
             "energy": energy,
-            "communication": {} if traffic is None else traffic.report(self.config.measured_steps),
+            "communication": {} if traffic is None else traffic.report(measured),
             "kernels": engine.kernels,
         }
 

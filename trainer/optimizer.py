@@ -31,6 +31,11 @@ class StepReport:
     stop: bool = False  # whether a rank was asked to stop
     aside_s: float = 0.0  # seconds that this rank spent on work that is not training
 
+    @property
+    def diverged(self) -> bool:
+        """Whether the loss, or what the step made of the weights, is not finite."""
+        return not math.isfinite(self.loss) or (self.done and not math.isfinite(self.grad_norm))
+
 
 class Totals(NamedTuple):
     """Global sums in float64."""

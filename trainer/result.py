@@ -44,7 +44,7 @@ def completed(
     memory: Sequence[Mapping[str, int]],
     energy: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Result of a run whose steps all ended: ``ok``, or ``diverged`` with the first bad step.
+    """Result of a run that ended: ``ok``, or ``diverged`` with the first bad step.
 
     ``training`` is what ``trainer.loop.train`` returned on one rank, ``memory`` every rank's
     ``Device.memory``, ``energy`` every rank's ``Meter.used``. Rates are over the measured steps;
@@ -73,7 +73,7 @@ def completed(
     }
     if training["kernels"] is not None:
         common["kernels"] = training["kernels"]
-    trouble = _divergence(losses, training["skipped_steps"])
+    trouble = _divergence(losses, training["grad_norms"], training["skipped_steps"])
     if trouble:
         where, message = trouble
         return {"status": "diverged", "where": where, "message": message, **common}
@@ -111,10 +111,16 @@ def _speed(config: TrainConfig, world_size: int, measured: Sequence[float]) -> d
     return speed(config.model, world_size, dp, batch, measured, executed)
 
 
-def _divergence(losses: Sequence[float], skipped_steps: int) -> tuple[str, str] | None:
+def _divergence(
+    losses: Sequence[float], norms: Sequence[float], skipped_steps: int
+) -> tuple[str, str] | None:
     for step, loss in enumerate(losses):
         if not math.isfinite(loss):
             return f"step {step}", f"the loss of step {step} is {loss}"
+    overflows = [step for step, norm in enumerate(norms) if not math.isfinite(norm)]
+    if len(overflows) > skipped_steps:
+        step = overflows[-1]
+        return f"step {step}", f"the gradient norm of step {step} is {norms[step]}"
     if losses and skipped_steps >= len(losses):
         said = f"all {len(losses)} optimizer steps were skipped: the gradients overflowed"
         return f"step {len(losses) - 1}", said

@@ -172,7 +172,7 @@ class Trainer:
     def finish(self, stopped: bool = False) -> None:
         """Wait until everything is written; raises what writing raised.
 
-        A run that was ``stopped`` exports nothing at the end: it may be killed soon.
+        A run that ``stopped`` early exports nothing: it may be killed soon, or has diverged.
         """
         self.weights.wait()
         if self.device.type == "cuda":  # the last collective must end before its group

@@ -27,6 +27,15 @@ trainer: {adapter: megatron-lm, entry: pretrain_gpt.py}
 parameters: {tp: [1, 2], mbs: [1, 2], global_batch_size: 64}
 objective: {maximize: OBJECTIVE}
 """
+BUILTIN = """\
+version: 1
+model: MODEL
+cluster: dgx_h100
+trainer: {builtin: {data: x, SETTING}}
+parameters: {tp: [1, 2]}
+objective: {maximize: tflops_per_gpu}
+"""
+WINDOWS = "{num_layers: 2, hidden_size: 8, num_heads: 2, vocab_size: 8, seq_length: 8, WHICH}"
 OWN = """\
 version: 1
 trainer: {command: [python, train.py, "{mbs}"], result: {patterns: {val_loss: 'loss (.*)'}}}
@@ -157,3 +166,23 @@ def test_a_launcher_inside_the_command_of_every_rank_is_refused(
 def test_a_trainers_own_arguments_are_no_launcher(load: Load, command: str) -> None:
     text = OWN.replace("OBJECTIVE", "val_loss") + "trial: {ranks_per_node: 4}\n"
     load(text.replace('[python, train.py, "{mbs}"]', command))
+
+
+@pytest.mark.parametrize(
+    ("model", "setting", "words"),
+    [
+        (WINDOWS.replace("WHICH", "windowed_layers: 2, window_size: 4"), "documents: {}",
+         "the mask of a window does not separate them"),
+        ("tiny", "moe_aux_loss_coeff: 0.1", "without experts: set the model's num_experts"),
+        ("tiny_moe", "moe_aux_loss_coeff: 0.1, goldfish: {}", "left out of the loss"),
+        (WINDOWS.replace("WHICH", "qkv_bias: true"), "save: there, last_save_in_hf: true",
+         "Hugging Face weights are those of"),
+    ],
+)  # fmt: skip
+def test_settings_that_the_trainer_refuses_in_every_layout_are_refused(
+    load: Load, model: str, setting: str, words: str
+) -> None:
+    text = BUILTIN.replace("MODEL", model)
+    assert load(text.replace("SETTING", "seed: 1")).model is not None
+    with pytest.raises(SpaceError, match=f"key 'trainer.builtin': .*{words}"):
+        load(text.replace("SETTING", setting))

@@ -35,6 +35,7 @@ FURTHER: list[dict[str, Any]] = [
         "recompute": ["none", "selective"],
     },
     {"zero_stage": [0, 2], "reduce_gradients": ["micro_batch", "step"]},
+    {"async_tp": [False, True]},
     {"rank_order": [*get_args(RankOrder)], "cp": [1, 2]},
 ]
 

@@ -24,7 +24,7 @@ from trainer.plan.exchange import Exchange, Habits
 from trainer.plan.formats import Format
 from trainer.plan.jobs import RECOMPUTE, Jobs, jobs
 from trainer.plan.placement import Level, Placement, Topology
-from trainer.plan.shards import UnitLayout, fill, padded
+from trainer.plan.shards import UnitLayout, fill, padded, sum_format
 from trainer.plan.sizes import Matrix, layer_matrices
 from trainer.plan.states import Degrees
 
@@ -286,7 +286,7 @@ class _Walk:
             each = placement.gradient_shard > 1 and not config.sums_whole_gradients
             total = padded(bucket, placement.optimizer_shard)
             reductions = config.gas if each else 1
-            for sent in bucket_exchanges(placement, total, holders, reductions):
+            for sent in bucket_exchanges(config.format, total, holders, reductions):
                 yield sent, sent.group.of(self.rank)
             share, traits = total // placement.optimizer_shard, bucket[0].traits
             if traits.shared and not config.stages.folded:
@@ -351,15 +351,15 @@ def tied_embedding(jobs: Jobs, weights: float) -> Exchange:
 
 
 def bucket_exchanges(
-    placement: Placement, total: int, holders: Holders, reductions: int
+    stored: Format, total: int, holders: Holders, reductions: int
 ) -> Iterator[Exchange]:
     """All that one rank sends in a step for a flat bucket of whole weights; see ``padded``.
 
     Gradients go straight to the ranks that update them. Without a split there is one sum of them.
     """
-    shares = placement.optimizer_shard
-    share, stored = total // shares, placement.gather_format
-    wire = placement.reduce_format.num_bytes
+    shares = holders.placement.optimizer_shard
+    share = total // shares
+    wire = sum_format(holders.placement).num_bytes
     whole = state_exchanges(
         holders,
         Degrees(1, 0, shares, shares),

@@ -198,6 +198,8 @@ SENT: dict[str, Any] = {"observe": {"traffic": True}, "measured_steps": 1}
 BYTES = [
     case("balanced", 4, ep=2, zero_stage=2, recompute="full", **SENT),
     case("balanced", 4, ep=4, zero_stage=3, recompute="full", **SP, **SENT),
+    # Experts' gradients are whole, though those beside them are split, and sent as INT4.
+    case("balanced", 4, ep=2, placement="zero_topo", ranks_per_node=2, **SENT),
     case("balanced", 4, ep=2, cp=2, zero_stage=3, moe_aux_loss_coeff=0.1, **SENT),
     case("balanced", 4, ep=2, pp=2, zero_stage=3, moe_router_bias_update_rate=0.1, **SENT),
     case("balanced", 4, ep=2, zero_stage=3, ranks_per_node=2, **SENT),

@@ -118,6 +118,10 @@ def test_unequal_experts_send_nearly_what_is_priced_in_the_mean_over_ranks(
         ),
         ({"tp": 2, "ep": 2}, "set sequence_parallel: true, and ep to a multiple of tp"),
         ({"tp": 2, "sequence_parallel": True}, "tp 2, ep 1: an expert is not split"),
+        (
+            {"model": {**cases.SHAPE, "shared_ffn_hidden_size": 3}, "tp": 2, "ep": 2},
+            "not divisible: shared_ffn_hidden_size 3 by tp 2",
+        ),
         ({"ep": 3}, "ep 3 does not divide num_experts 8"),
         ({"ep": 8, "pp": 2}, r"ep 8 does not divide tp 1 \* dp 4"),
         ({"ep": 4, "weight_shard": 3}, "of each and ep / tp one must divide the other"),

@@ -260,11 +260,17 @@ def test_a_killed_rank_takes_its_peers_along_and_leaves_the_verdict_to_the_launc
     assert ended.result is None
 
 
-def test_a_learning_rate_that_explodes_is_diverged(run: Run, config: Config) -> None:
-    ended = run(config | {"optimizer": {"lr": 1e30}})
+def test_a_learning_rate_that_explodes_is_diverged_and_keeps_the_checkpoint_before_it(
+    run: Run, config: Config, tmp_path: Path
+) -> None:
+    """Or the checkpoints of what follows, which nothing can resume from, would push it out."""
+    more = {"save": str(tmp_path / "save"), "save_interval": 1, "keep_latest_k": 1}
+    optimizer = {"lr": 1e38, "grad_clip": 0, "weight_decay": 0}
+    ended = run(config | more | {"measured_steps": 50, "optimizer": optimizer})
     assert ended.codes == [EXIT_FAILED] * 4
     assert (ended.result["status"], ended.result["where"]) == ("diverged", "step 1")
-    assert ended.result["loss"][1] is None
+    assert [finite is None for finite in ended.result["loss"]] == [False, True]
+    assert [path.name for path in (tmp_path / "save").iterdir()] == ["step-00000001"]
 
 
 def test_a_token_that_one_replica_meets_is_an_invalid_run(run: Run, config: Config) -> None:

@@ -128,6 +128,14 @@ def test_a_loss_that_is_not_finite_is_diverged_and_never_a_fast_result(bad: floa
     assert "tokens_per_second" not in result
 
 
+def test_a_last_step_that_spoilt_the_weights_is_diverged_unless_it_was_skipped() -> None:
+    spoilt = training(grad_norms=[1.0, 1.0, 1.0, float("inf")])
+    result = completed(CONFIG, 8, spoilt, memory(*[1] * 8))
+    assert (result["status"], result["where"]) == ("diverged", "step 3")
+    skipped = completed(CONFIG, 8, spoilt | {"skipped_steps": 1}, memory(*[1] * 8))
+    assert skipped["status"] == "ok"
+
+
 def test_a_run_whose_every_step_was_skipped_is_diverged() -> None:
     assert completed(CONFIG, 8, training(skipped_steps=4), memory(*[1] * 8))["status"] == "diverged"
     assert completed(CONFIG, 8, training(skipped_steps=3), memory(*[1] * 8))["status"] == "ok"

@@ -85,7 +85,7 @@ def architecture_of(model: ModelConfig) -> Architecture:
 def config_of(model: ModelConfig) -> dict[str, Any]:
     """The ``config.json`` of a model."""
     found = architecture_of(model)
-    rope = rope_of(model) if "rope_theta" in found.fields else {}
+    rope = rope_of(model)
     greedy = "greedy" if model.n_group == 1 else "group_limited_greedy"
     method = "noaux_tc" if model.router_score == "sigmoid" else greedy
     latent = {"q_lora_rank": model.q_lora_rank or None, "topk_method": method}
@@ -106,7 +106,7 @@ def config_of(model: ModelConfig) -> dict[str, Any]:
 
 def rope_of(model: ModelConfig) -> dict[str, Any]:
     """Scaling of rotary positions, in the keys of ``transformers``."""
-    if model.rope_factor == 1:
+    if model.rope_factor == 1 or model.positions != "rotary":
         return {"rope_type": "default"}
     keys = ROPE_KEYS[model.rope_type].items()
     return {"rope_type": model.rope_type, **{key: getattr(model, ours) for key, ours in keys}}

@@ -153,8 +153,6 @@ class Group:
 
         Raises ConfigError if a rank cannot map the memory of the others.
         """
-        if self.level is Level.INTER_NODE:
-            raise ConfigError(_APART.format("they are on several nodes"))
         # The workspace would else be made in the first pass. One part is computed while another is
         # read; few rows are gathered at once.
         num_rows = max(2 * rows, min(self.size * rows, _MULTICAST_ROWS))

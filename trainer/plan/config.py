@@ -176,6 +176,7 @@ class TrainConfig(Settings, Choices):
             "quantize_secondary": placement.secondary_format == Format.INT8,
             "world_size": world_size,
             "dp": self.data_parallel(world_size),
+            "gpus_per_node": ranks_per_node,
             "num_nodes": -(-world_size // ranks_per_node),  # the last one may be part-filled
         }
 

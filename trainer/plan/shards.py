@@ -151,7 +151,7 @@ def secondary_wire(placement: Placement) -> Format:
 
 
 def sum_format(placement: Placement) -> Format:
-    """Format of gradients in an all-reduce, which is never quantized."""
+    """Format of gradients in an all-reduce or from a flat bucket, which is never quantized."""
     wire = placement.reduce_format
     return Format.FP32 if wire.quantized else wire
 

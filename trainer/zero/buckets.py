@@ -57,7 +57,7 @@ class Bucket:
             setattr(slot.module, slot.name, parameter)
             self.parameters.append(parameter)
         self.gradients: BucketGradients
-        if reductions is None or self.sharing is None:
+        if reductions is None or holders.placement.gradient_shard == 1:
             self.gradients = WholeGradients(self.parameters, total, holders, in_place)
         else:
             self.gradients = SplitGradients(self.parameters, total, holders, reductions)

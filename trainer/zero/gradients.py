@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trainer.model.precision import COMPUTE_DTYPE
 from trainer.parallel.mesh import Holders
-from trainer.plan.shards import ROW
+from trainer.plan.shards import ROW, sum_format
 from trainer.zero.background import Pending
 
 
@@ -39,7 +39,7 @@ class BucketGradients(ABC):
         self.copies = holders.replicas(holders.size // shares, shares, "main")
         self.summed = holders.apart
         """Ranks whose tokens each gradient already sums, as experts receive them."""
-        self.wire = COMPUTE_DTYPE[holders.placement.reduce_format]
+        self.wire = COMPUTE_DTYPE[sum_format(holders.placement)]
         # The garbage collector does not see through autograd's hooks: one that held this object,
         # and so the parameters, would leak both, and process groups' threads with them.
         weak = weakref.ref(self)

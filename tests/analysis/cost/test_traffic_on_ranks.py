@@ -42,6 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
     "zero3": {"placement": "zero3"},
     "hpz": {"placement": "hpz"},
     "mics": {"placement": "mics"},
+    "mics int4": {"placement": "mics", "quantize_gradients": True},
     "zero_topo": {"placement": "zero_topo"},
     "zero++": {"placement": "zero++"},
     "pp2": {"pp": 2, "placement": "zero1"},
@@ -54,6 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
     "cp2 tp2 zero3": {"cp": 2, "tp": 2, "placement": "zero3"},
     "cp4 selective": {"cp": 4, "placement": "zero1", "recompute": "selective"},
     "grid": {"gx": 2, "gy": 2, "gz": 2},
+    "grid int8": {"gz": 2, "quantize_weights": True, "placement": "zero1"},
     "grid full": {"gy": 2, "gz": 2, "recompute": "full", "placement": "zero1"},
 }
 

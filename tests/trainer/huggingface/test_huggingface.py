@@ -19,7 +19,7 @@ from support import huggingface_models as theirs
 from support.checkpoint_cases import MODELS
 from trainer.checkpoint.integrity import CheckpointError, SafeReader
 from trainer.huggingface.__main__ import main
-from trainer.huggingface.names import config_of
+from trainer.huggingface.names import check_config, config_of
 from trainer.huggingface.safetensors import read_folder
 from trainer.huggingface.weights import export
 from trainer.plan.config import TrainConfig
@@ -84,8 +84,9 @@ def written(model: str, folder: Path) -> dict[str, Any]:
 
 
 def test_a_gpt_2_has_no_rope_to_scale() -> None:
-    shape = settings("gpt", shape={"rope_factor": 8.0})
-    assert "rope_scaling" not in config_of(TrainConfig.parse(shape).model)
+    model = TrainConfig.parse(settings("gpt", shape={"rope_factor": 8.0})).model
+    assert "rope_scaling" not in config_of(model)
+    check_config(model, config_of(model))  # what one run wrote, another begins from
     scaled = settings("llama", shape={"rope_factor": 8.0})
     assert "rope_scaling" in config_of(TrainConfig.parse(scaled).model)
 

@@ -22,10 +22,10 @@ MODEL = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "vocab_size": 32, "
 WORKSPACE = "get_symm_mem_workspace"
 
 
-def group(level: Level = Level.NODE, backend: str = "nccl", size: int = 2) -> Group:
+def group(backend: str = "nccl", size: int = 2) -> Group:
     handle: Any = SimpleNamespace(rank=lambda: 0, group_name="tp")
     with mock.patch("torch.distributed.get_backend", return_value=backend):
-        return Group(handle, range(size), level, Traffic())
+        return Group(handle, range(size), Level.NODE, Traffic())
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,10 @@ def test_a_bias_is_added_to_a_product_that_has_been_rounded() -> None:
 
 
 def test_ranks_of_several_nodes_are_refused() -> None:
-    found = group(Level.INTER_NODE)
-    with pytest.raises(ConfigError, match=r"on several nodes.*set async_tp: false"):
-        found.fuse(1, 2)
-    assert not found.fused
+    values = {"tp": 2, "sequence_parallel": True, "async_tp": True, "ranks_per_node": 1}
+    config = TrainConfig.parse({"model": MODEL, "data": "", **values})
+    with pytest.raises(ConfigError, match=r"on nodes of 1 ranks.*set async_tp: false"):
+        config.check(2)
 
 
 @pytest.mark.parametrize("more", [{}, {"sequence_parallel": False}, {"tp": 1}])

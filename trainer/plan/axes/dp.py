@@ -153,14 +153,18 @@ def job_gathers(jobs: Jobs) -> tuple[Array, Array]:
 
 
 def job_exchanges(jobs: Jobs, habits: Habits, holders: Holders, weights: Array) -> StateExchanges:
-    """Exchanges of ``weights`` parameters per rank, in the formats of job and framework."""
+    """Exchanges of ``weights`` parameters per rank, in the formats of job and framework.
+
+    An all-reduce is never quantized, nor is anything of parameters whose gradients are whole.
+    """
     degrees, placement = holders.placement, jobs.placement
-    gather_bytes = jobs.gather_bytes
+    whole = degrees.gradient_shard == 1
+    gather_bytes = np.where(whole, jobs.options.element_bytes, jobs.gather_bytes)
     held_bits = placement.secondary_bits
     held_bytes = np.where(held_bits > 0, held_bits / 8, gather_bytes)
     bits = placement.reduce_bits
     whole_bytes = np.maximum(jobs.options.element_bytes, habits.reduce_bytes)
-    reduce_bytes = np.where(bits > 0, bits / 8, whole_bytes)
+    reduce_bytes = np.where((bits > 0) & ~whole, bits / 8, whole_bytes)
     split = degrees.weight_shard > 1
     stored, nearer = job_gathers(jobs)
     return state_exchanges(
@@ -176,7 +180,7 @@ def job_exchanges(jobs: Jobs, habits: Habits, holders: Holders, weights: Array) 
             lambda n: n * gather_bytes,
             lambda n: n * held_bytes,
             lambda n: n * reduce_bytes,
-            lambda n: n * reduce_bytes,
+            lambda n: n * whole_bytes,
         ),
         (np.where(split, stored, 0.0), np.where(split, nearer, 0.0)),
         jobs.reductions,
