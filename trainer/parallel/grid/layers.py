@@ -20,7 +20,7 @@ from trainer.parallel.collectives import Group
 from trainer.parallel.grid.depth import Block
 from trainer.parallel.mesh import Grid
 from trainer.parallel.operators import column_linear, gathered, named, summed
-from trainer.parallel.products import Sum, gather_sequence
+from trainer.parallel.products import Sum, TensorParallel, gather_sequence
 from trainer.parallel.tensor import split
 
 
@@ -65,8 +65,12 @@ class Products:
         self.inputs, self.outputs, self.overlap = grid.y.group, grid.x.group, overlap
         self.depth = grid.z.size
         self.blocks: dict[nn.Module, Block] = {}
-        self.opaque = None if kernels is None else named(self.outputs, kernels)
-        self.sums = None if kernels is None or self.inputs is None else named(self.inputs, kernels)
+        self.opaque: str | None = None
+        self.sums: str | None = None
+        if kernels is not None:
+            self.opaque = named(TensorParallel(self.outputs, False, kernels))
+            if self.inputs is not None:
+                self.sums = named(TensorParallel(self.inputs, False, kernels))
 
     def add(self, module: Any, block: Block) -> None:
         """Compute a module's product with this block."""
@@ -87,8 +91,8 @@ class Products:
             leaf = weight if module.anchor is None else module.anchor
             weight = _gathered_block(x, leaf, module.number, weight.size(0) * self.depth)
         if self.sums is None:
-            return column_linear(x, weight, bias, self.opaque, 1, False)
-        total = summed(column_linear(x, weight, None, self.opaque, 1, False), self.sums)
+            return column_linear(x, weight, bias, self.opaque, 1)
+        total = summed(column_linear(x, weight, None, self.opaque, 1), self.sums)
         return total if bias is None else total + bias
 
     def linear(self, x: Tensor, block: Block, bias: Bias) -> Tensor:

@@ -24,6 +24,7 @@ from trainer.parallel.grid.depth import Block, Depth
 from trainer.parallel.grid.layers import Products, SplitNorm, lookup
 from trainer.parallel.mesh import Axis, Grid, Mesh
 from trainer.parallel.operators import named
+from trainer.parallel.products import TensorParallel
 from trainer.parallel.tensor import split
 from trainer.plan.config import TrainConfig
 
@@ -75,9 +76,9 @@ def _head(block: Block, by: Products, x: Tensor, tied: Tensor | None) -> Tensor:
 
 def _norm(module: nn.Module, name: str, grid: Grid, opaque: Kernels | None) -> None:
     """Split a module's norm; ``opaque``: its sums are custom operators, for the compiler."""
-    if grid.y.group is not None:
-        group = grid.y.group if opaque is None else named(grid.y.group, opaque)
-        setattr(module, name, SplitNorm(getattr(module, name), _of(rows=grid.y), group))
+    if (group := grid.y.group) is not None:
+        by = group if opaque is None else named(TensorParallel(group, False, opaque))
+        setattr(module, name, SplitNorm(getattr(module, name), _of(rows=grid.y), by))
 
 
 def _replace(module: Any, splits: dict[str, Split], forward: Callable[..., Tensor]) -> None:
