@@ -29,6 +29,8 @@ from torch.utils.checkpoint import (
 from trainer.model.offload import keeper, restored, storage_of
 from trainer.plan.fields import Recompute
 
+CHECKPOINT: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+"""Options of torch's checkpoint: no layer draws random numbers."""
 _aten = torch.ops.aten
 # Products: position of the weight among the arguments, and its dimension of input features.
 # F.linear multiplies by the weight transposed; meshtune's own are split over tensor ranks.
@@ -57,11 +59,11 @@ def recomputed(
     """
     if kind == "none":
         return layer
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-    if kind == "selective":
-        policy = functools.partial(_policy, last_input)
-        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, policy)
-    return functools.partial(checkpoint, layer, **options)
+    if kind == "full":
+        return functools.partial(checkpoint, layer, **CHECKPOINT)
+    policy = functools.partial(_policy, last_input)
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+    return functools.partial(checkpoint, layer, context_fn=contexts, **CHECKPOINT)
 
 
 def _policy(

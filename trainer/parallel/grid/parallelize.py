@@ -53,7 +53,6 @@ def parallelize(
         split(stage.positions, {"weight": _of(columns=grid.y)})
     layers: dict[str, Any] = dict(stage.blocks.items())
     for name, layer in layers.items():
-        layer.repeat_attention_only()
         for place in ("attention_norm", "mlp_norm"):
             _norm(layer, place, grid, opaque)
         attention, mlp = layer.attention, layer.mlp
