@@ -30,11 +30,13 @@ class TensorParallel:
     """Products of layers whose weights are split over a group's ranks, if there is one.
 
     ``sequence``: ranks hold shares of a sequence where they do not hold shares of features.
+    ``overlap``: the input's gradient is summed while the weight's is computed.
     """
 
     group: Any  # Group, or None
     sequence: bool
     kernels: Kernels
+    overlap: bool = True
 
     @cached_property
     def alone(self) -> TensorParallel:
@@ -52,8 +54,7 @@ class TensorParallel:
     def column_backward(
         self, grad: Tensor, x: Tensor, weight: Tensor, parameter: Tensor, has_bias: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Gradients of x, W (the parameter) and the bias; any sum of x's hides behind W's
-        product."""
+        """Gradients of x, W (the parameter) and the bias."""
         gathering: Any = None
         summing: Any = None
         if self.sequence:
@@ -63,7 +64,7 @@ class TensorParallel:
             gathering.wait()
             grad_x, summing = scatter_sum(grad_x, self.group, async_op=True)
         elif self.group is not None:
-            summing = self.group.all_reduce(grad_x, "tensor", async_op=True)
+            summing = self.group.all_reduce(grad_x, "tensor", async_op=self.overlap)
         kernels = self.kernels
         beside = kernels.weight_gradient if self.group is None else kernels.behind_sum
         grad_weight = beside(grad, x, parameter)

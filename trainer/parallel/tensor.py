@@ -19,13 +19,14 @@ from trainer.model.kernels import Bias, Kernels
 from trainer.model.linear import Linear
 from trainer.model.slices import Cut, Split
 from trainer.model.transformer import Embedding, Head, Positions, Stage
+from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.operators import column_linear, named, row_linear
 from trainer.parallel.products import Shared, Sum, TensorParallel
 from trainer.plan.config import TrainConfig
 
 
-class _ColumnLinear(torch.autograd.Function):
+class ColumnLinear(torch.autograd.Function):
     """x W^T with W's rows over the ranks, if any."""
 
     @staticmethod
@@ -57,6 +58,17 @@ class _FusedRow(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return *ctx.by.row_backward(grad, *ctx.saved_tensors, ctx.parameter), None
+
+
+def look_up(tokens: Tensor, weight: Tensor, group: Group | None, sequence: bool) -> Tensor:
+    """Vectors of tokens, from a table whose rows are over the ranks, if any."""
+    if group is None:
+        return F.embedding(tokens, weight)
+    rows = weight.size(0)
+    local = tokens - group.rank * rows
+    outside = (local < 0) | (local >= rows)
+    partial = F.embedding(local.masked_fill(outside, 0), weight)
+    return Sum.apply(partial.masked_fill(outside[..., None], 0.0), group, sequence)
 
 
 def split(module: nn.Module, splits: dict[str, Split]) -> None:
@@ -109,7 +121,7 @@ class ColumnParallel(Style):
         weight, bias = module.weight, module.bias
         if self.name is not None:
             return column_linear(x, weight, bias, self.name, self.sharing)
-        return _ColumnLinear.apply(x, weight, bias, self.by)
+        return ColumnLinear.apply(x, weight, bias, self.by)
 
 
 class RowParallel(Style):
@@ -127,7 +139,7 @@ class RowParallel(Style):
         else:
             kernels = self.by.kernels
             if kernels.own_gradients:
-                partial = _ColumnLinear.apply(x, module.weight, None, self.by.alone)
+                partial = ColumnLinear.apply(x, module.weight, None, self.by.alone)
             else:  # autograd's own gradients are cheaper
                 partial = kernels.outputs(x, module.weight)
             total = Sum.apply(partial, self.group, self.sequence)
@@ -147,12 +159,7 @@ class VocabParallelEmbedding(Style):
     dims = {"weight": 0}  # noqa: RUF012
 
     def product(self, module: Embedding, tokens: Tensor) -> Tensor:
-        rows = module.weight.size(0)
-        local = tokens - self.group.rank * rows
-        outside = (local < 0) | (local >= rows)
-        partial = F.embedding(local.masked_fill(outside, 0), module.weight)
-        partial = partial.masked_fill(outside[..., None], 0.0)
-        return Sum.apply(partial, self.group, self.sequence)
+        return look_up(tokens, module.weight, self.group, self.sequence)
 
 
 class VocabParallelHead(Style):
@@ -162,7 +169,7 @@ class VocabParallelHead(Style):
 
     def product(self, module: Head, x: Tensor, tied: Tensor | None) -> Tensor:
         weight = module.weight if tied is None else tied
-        return _ColumnLinear.apply(x, weight, None, self.by)
+        return ColumnLinear.apply(x, weight, None, self.by)
 
 
 class SequencePositions(Style):
