@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from trainer.model.attention import Attention, Places, document_starts, near_mask, own_document
 from trainer.model.experts import MixtureMlp, kept_routes
 from trainer.model.latent import LatentAttention
-from trainer.model.linear import Linear, norm_layer, normalize
+from trainer.model.linear import Linear, activated, norm_layer, normalize
 from trainer.model.recompute import CHECKPOINT, SwiGlu, computed_again, recomputed
 from trainer.plan.fields import Recompute
 from trainer.plan.model import ModelConfig
@@ -84,12 +84,7 @@ class Mlp(nn.Module):
             return self.down(active)
 
     def _activated(self, x: Tensor) -> Tensor:
-        if not self.gated:
-            return F.gelu(x, approximate="tanh")
-        if self.repeats:
-            return SwiGlu.apply(x)
-        gate, x = x.chunk(2, dim=-1)
-        return F.silu(gate) * x
+        return SwiGlu.apply(x) if self.gated and self.repeats else activated(x, self.gated)
 
 
 def feed_forward(model: ModelConfig, layer: int) -> nn.Module:
