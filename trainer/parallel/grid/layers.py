@@ -47,8 +47,7 @@ class Products:
     def __init__(self, grid: Grid, kernels: Kernels, config: TrainConfig) -> None:
         self.inputs = grid.y.group  # None if this rank has all of them
         self.depth = grid.z.size
-        overlap = config.overlap_all_reduce
-        self.outputs = TensorParallel(grid.x.group, False, kernels, overlap)
+        self.outputs = TensorParallel(grid.x.group, False, kernels, config.overlap_all_reduce)
         self.blocks: dict[nn.Module, Block] = {}
         self.opaque = named(self.outputs) if config.compile else None
         self.sums: str | None = None
