@@ -123,19 +123,16 @@ class Optimizer:
         nothing = torch.zeros((), dtype=torch.float64, device=loss.device)
         grads = [master.grad for master in self.counted if master.grad is not None]
         squares = squared_norm(grads) if grads and with_norm else nothing
-        sums = [squares, loss.double() * self.loss_share]
+        own = {"squares": squares, "loss": loss.double() * self.loss_share}
         if counted is not None:  # else all ranks know that it is 1
-            sums.append(counted.double() * self.loss_share)
+            own["share"] = counted.double() * self.loss_share
         if stop is not None:
-            sums.append(nothing + float(stop))
+            own["asked"] = nothing + float(stop)
+        sums = torch.stack([*own.values()])
         if self.world.size > 1:
-            numbers = torch.stack(sums)
-            self.world.all_reduce(numbers, "totals")
-            sums = [*numbers]
-        asked = nothing if stop is None else sums.pop()
-        share = nothing + 1.0 if counted is None else sums.pop()
-        squares, whole_loss = sums
-        return Totals(squares, whole_loss, share, asked)
+            self.world.all_reduce(sums, "totals")
+        known = {"share": nothing + 1.0, "asked": nothing}
+        return Totals(**{**known, **dict(zip(own, sums, strict=True))})
 
 
 def squared_norm(grads: Sequence[Tensor]) -> Tensor:

@@ -46,7 +46,9 @@ def build_stages(
 ) -> list[Stage]:
     """This rank's stages, split over tp or the grid and cp, without storage (meta device)."""
     num_stages = config.pp * config.vpp
-    repeated = (config.recompute, config.recompute_every, config.compile)
+    attention_only = config.recompute == "selective" and not config.keeps_products
+    recompute = "attention" if attention_only else config.recompute
+    repeated = (recompute, config.recompute_every, config.compile)
     masks = _masks_documents(config, device)
     repeats_keys = _repeats_keys(config, device, masks)
     with torch.device("meta"):

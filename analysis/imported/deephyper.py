@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.imported.times import MISSING, with_times
+from analysis.imported.times import with_times
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from analysis.sweeps.record import number_column, read_csv
@@ -39,8 +39,8 @@ def results_run(path: Path) -> Run | None:
     values = np.stack([number_column(kept, key, path) for key in keys], axis=1)
     begun_s, ended_s = _times_s(frame, path)
     numbers = _numbers(frame)
-    run = Run(path, _name(path), launcher=LAUNCHER, goals=[(key, True) for key in keys])
-    run.origin, run.not_said = f"DeepHyper's {path}", MISSING
+    goals, origin = [(key, True) for key in keys], f"DeepHyper's {path}"
+    run = Run(path, _name(path), launcher=LAUNCHER, goals=goals, origin=origin)
     names, rows = [*map(str, frame)], frame.to_numpy(str).tolist()
     for row, number in enumerate(numbers):
         cells = dict(zip(names, rows[row], strict=True))

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.imported.times import MISSING, with_times
+from analysis.imported.times import with_times
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from analysis.sweeps.record import TableError
@@ -30,9 +30,9 @@ def from_optuna(url: str, name: str = "") -> Run:
     """
     name, goals, keys, trials = _read(url, name)
     where = without_secrets(url)
-    run = Run(Path(where), name, launcher=LAUNCHER)
+    origin = f"Optuna's study {name} in {where}"
+    run = Run(Path(where), name, launcher=LAUNCHER, origin=origin)
     run.goals = [(key, way == "maximize") for key, way in zip(keys, goals, strict=True)]
-    run.origin, run.not_said = f"Optuna's study {name} in {where}", MISSING
     names = dict.fromkeys(name for trial in trials for name in trial.params)
     for found in trials:
         config = {name: _plain(found.params.get(name)) for name in names}

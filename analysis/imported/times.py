@@ -17,11 +17,12 @@ def with_times(run: Run, known: bool, early: Collection[int] = ()) -> Run:
     Trials have ``proposed_t`` and ``ended_t``; ``early`` ones, by number, have an attempt in any
     case.
     """
+    run.not_said = MISSING
     if not known:
+        run.not_said = ("when trials ran", *MISSING)
         for at, trial in enumerate(run.trials.values()):
             trial.proposed_t = float(at)
             trial.ended_t = float(at) if trial.ended else None
-        run.not_said = ("when trials ran", *run.not_said)
     for trial in run.trials.values():
         if known or trial.number in early:
             made = Attempt(1, "", (), trial.proposed_t)

@@ -142,9 +142,9 @@ def _interval(
     )
     values, found = x.to_numpy(), []
     explained = values[_spread_rows(target, REFIT_EXPLAINED, seed)]
-    for number, (rows, target) in enumerate(refits):
+    for number, (rows, wanted) in enumerate(refits):
         small.set_params(random_state=(seed * NUM_REFITS + number) % 2**32)
-        small.fit(values[rows], target)
+        small.fit(values[rows], wanted)
         found.append(np.abs(_explain(small, explained)[0]).mean(axis=0))
     middle = np.median(found, axis=0)
     relative = np.divide(found, middle, out=np.ones_like(found), where=middle > 0)

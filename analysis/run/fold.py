@@ -269,9 +269,8 @@ def apply(run: Run, t: float, event: events.Event | None) -> None:
         case events.Proposed():
             if event.trial in run.trials:
                 raise ValueError(f"trial {event.trial} is proposed a second time")
-            trial = Trial(event.trial, dict(event.config), t, event.by, event.why)
-            trial.expected = dict(event.expected)
-            run.trials[event.trial] = trial
+            config, expected = dict(event.config), dict(event.expected)
+            run.trials[event.trial] = Trial(event.trial, config, t, event.by, event.why, expected)
         case events.Started():
             trial = _proposed(run, event.trial)
             if event.attempt < trial.next_attempt:

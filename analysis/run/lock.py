@@ -164,9 +164,10 @@ class Worker:
         self._files = [lock(directory, shared=True)]
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            self._files += [lock_file(self._folder / name) for name in (self.name, TURN_NAME)]
-            self.locks = try_lock(self._files[1], fcntl.LOCK_EX)
-            sign(self._files[1])
+            own, self._turn = (lock_file(self._folder / name) for name in (self.name, TURN_NAME))
+            self._files += [own, self._turn]
+            self.locks = try_lock(own, fcntl.LOCK_EX)
+            sign(own)
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):
@@ -176,9 +177,8 @@ class Worker:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Exclude all other workers; raises RunBusyError if one has it for too long."""
-        file = self._files[2]
         try:
-            if not try_lock(file, fcntl.LOCK_EX, TURN_S) and self.locks:
+            if not try_lock(self._turn, fcntl.LOCK_EX, TURN_S) and self.locks:
                 raise OSError(None, "its file system has stopped giving locks")
         except BlockingIOError:
             path = self._folder / TURN_NAME
@@ -191,10 +191,10 @@ class Worker:
             raise
         try:
             with suppress(OSError):  # a full disk; it is for messages alone
-                sign(file)
+                sign(self._turn)
             yield
         finally:
-            _release(file)
+            _release(self._turn)
 
     def lives(self, name: str) -> bool:
         """Whether the worker of this name has the study open; raises RunError if unknown."""

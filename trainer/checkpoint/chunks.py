@@ -45,13 +45,10 @@ def chunks(stages: list[Stage], optimizer: Optimizer, mesh: Mesh) -> Iterator[Ch
 
     Names are ``model.``, ``exp_avg.`` or ``exp_avg_sq.``, and the parameter's in the whole model.
     """
-    tied = stages[0].model.tied_embeddings
     number = 0
     for piece in optimizer.weights.pieces():
         slot = piece.slot
-        name = f"{slot.path}.{slot.name}"
-        if name == "head.weight" and tied:
-            name = "embedding.weight"
+        name = "embedding.weight" if slot.traits.copy else f"{slot.path}.{slot.name}"
         shard = shard_of(slot.module, slot.name)
         # Ranks with copies of a chunk are numbered, and take turns in saving.
         holders = mesh.holders(slot.traits.split)

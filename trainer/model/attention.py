@@ -13,7 +13,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 
 from trainer.model.linear import Linear, norm_layer, normalize
-from trainer.model.recompute import computed_again, rotated
+from trainer.model.recompute import CHECKPOINT, computed_again, rotated
 from trainer.plan.model import ModelConfig
 
 Attend = Callable[..., Tensor]
@@ -161,8 +161,7 @@ class Attention(nn.Module):
                 attended = [self.attend(*inputs[:3])]
                 attended += [self.attend(*inputs[3:], near)] if len(inputs) > 3 else []
             elif self.recompute:
-                again = {"use_reentrant": False, "preserve_rng_state": False}
-                attended = [checkpoint(self.attend, *inputs, *mask, **again)]
+                attended = [checkpoint(self.attend, *inputs, *mask, **CHECKPOINT)]
             else:
                 attended = [self.attend(*inputs, *mask)]
         several = self.repeats and len(attended) > 1

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.model.linear import Linear
+from trainer.model.linear import Linear, activated
 from trainer.plan.model import ModelConfig
 from trainer.plan.sizes import Mixture
 
@@ -100,13 +100,7 @@ class Experts(nn.Module):
         self.down = Stacked(count, size, model.hidden_size)
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
-        x = self.up.product(x, counts)
-        if self.gated:
-            gate, x = x.chunk(2, dim=-1)
-            x = F.silu(gate) * x
-        else:
-            x = F.gelu(x, approximate="tanh")
-        return self.down.product(x, counts)
+        return self.down.product(activated(self.up.product(x, counts), self.gated), counts)
 
 
 class Router(nn.Module):

@@ -40,6 +40,14 @@ class Linear(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
+def activated(x: Tensor, gated: bool) -> Tensor:
+    """GELU, or SwiGLU (Shazeer 2020) of (..., gate and value)."""
+    if not gated:
+        return F.gelu(x, approximate="tanh")
+    gate, value = x.chunk(2, dim=-1)
+    return F.silu(gate) * value
+
+
 def norm_layer(
     model: ModelConfig, size: int | None = None, eps: float | None = None
 ) -> nn.LayerNorm | nn.RMSNorm:

@@ -8,6 +8,7 @@ two, as those of torch's pinned memory: the next pass may give an expert fewer t
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -38,15 +39,22 @@ class _Memory:
             buffer = self.host.untyped_storage()
             self.layer.offload.free[buffer.nbytes()].append(buffer)
 
+    def fetch(self, dtype: torch.dtype) -> Tensor:
+        self.layer.offload.fetch(self.layer)
+        return self.device.view(dtype)
 
-class _View(NamedTuple):
-    """A saved tensor."""
 
-    memory: _Memory
-    dtype: torch.dtype
+class View(NamedTuple):
+    """A saved tensor, as a view of memory that ``fetch`` brings back."""
+
+    fetch: Callable[[], Tensor]
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
+
+    @classmethod
+    def of(cls, x: Tensor, fetch: Callable[[], Tensor]) -> View:
+        return cls(fetch, x.size(), x.stride(), x.storage_offset())
 
 
 class _Layer:
@@ -70,11 +78,10 @@ def keeper() -> Callable[[Tensor], Any]:
 
 
 def restored(kept: Any) -> Any:
-    """The tensor that ``keeper`` packed; anything else as it is."""
-    if not isinstance(kept, _View):
+    """The tensor of a view; anything else as it is."""
+    if not isinstance(kept, View):
         return kept
-    kept.memory.layer.offload.fetch(kept.memory.layer)
-    return kept.memory.device.view(kept.dtype).as_strided(kept.size, kept.stride, kept.offset)
+    return kept.fetch().as_strided(kept.size, kept.stride, kept.offset)
 
 
 class Offload:
@@ -103,7 +110,7 @@ class Offload:
         layer = self.last = _Layer(self, None if begins else self.last)
         found: dict[int, _Memory] = {}
 
-        def keep(x: Tensor) -> Tensor | _View:
+        def keep(x: Tensor) -> Tensor | View:
             place, base = storage_of(x), x if x._base is None else x._base
             weight = place in stays or isinstance(base, nn.Parameter)  # experts come later
             if weight or x.untyped_storage().nbytes() < LEAST_BYTES:
@@ -112,7 +119,7 @@ class Offload:
                 elements = x.untyped_storage().nbytes() // x.element_size()
                 found[place] = _Memory(x.detach().as_strided((elements,), (1,), 0), layer)
                 layer.held.append(weakref.ref(found[place]))
-            return _View(found[place], x.dtype, x.size(), x.stride(), x.storage_offset())
+            return View.of(x, functools.partial(found[place].fetch, x.dtype))
 
         _keep.append(keep)
         try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,9 +26,11 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from trainer.model.offload import keeper, restored, storage_of
+from trainer.model.offload import View, keeper, restored, storage_of
 from trainer.plan.fields import Recompute
 
+CHECKPOINT: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+"""Options of torch's checkpoint: no layer draws random numbers."""
 _aten = torch.ops.aten
 # Products: position of the weight among the arguments, and its dimension of input features.
 # F.linear multiplies by the weight transposed; meshtune's own are split over tensor ranks.
@@ -57,11 +59,11 @@ def recomputed(
     """
     if kind == "none":
         return layer
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-    if kind == "selective":
-        policy = functools.partial(_policy, last_input)
-        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, policy)
-    return functools.partial(checkpoint, layer, **options)
+    if kind == "full":
+        return functools.partial(checkpoint, layer, **CHECKPOINT)
+    policy = functools.partial(_policy, last_input)
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+    return functools.partial(checkpoint, layer, context_fn=contexts, **CHECKPOINT)
 
 
 def _policy(
@@ -97,22 +99,12 @@ def computed_again(repeats: bool, compute: Callable[..., Any], *inputs: Any) -> 
         yield values
         return
     again = _Again(compute, inputs, values if isinstance(values, tuple) else (values,))
-    with saved_tensors_hooks(again.pack, _unpacked):
+    with saved_tensors_hooks(again.pack, restored):
         yield values
 
 
-class _Place(NamedTuple):
-    """A tensor that is not saved: a view of a value to recompute."""
-
-    again: _Again
-    value: int
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-
-
 class _Again:
-    """Values to recompute; they are freed once all views of them were asked for."""
+    """Values to recompute for views of them; they are freed once all views were asked for."""
 
     def __init__(
         self, compute: Callable[..., Any], inputs: tuple[Any, ...], values: tuple[Tensor, ...]
@@ -130,22 +122,18 @@ class _Again:
         if value is None:  # a node that kept its own output would keep itself
             return self.keep(x if x.is_leaf else x.detach())
         self.asked += 1
-        return _Place(self, value, x.size(), x.stride(), x.storage_offset())
+        return View.of(x, functools.partial(self.value, value))
 
-    def view(self, place: _Place) -> Tensor:
+    def value(self, place: int) -> Tensor:
         if not self.found:
             with torch.no_grad():
                 values = self.compute(*map(restored, self.inputs))
             self.found = values if isinstance(values, tuple) else (values,)
-        view = self.found[place.value].as_strided(place.size, place.stride, place.offset)
+        value = self.found[place]
         self.asked -= 1
         if not self.asked:
             self.found = ()
-        return view
-
-
-def _unpacked(kept: Any) -> Any:
-    return kept.again.view(kept) if isinstance(kept, _Place) else restored(kept)
+        return value
 
 
 class _Rotation(torch.autograd.Function):

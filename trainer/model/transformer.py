@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from trainer.model.attention import Attention, Places, document_starts, near_mask, own_document
 from trainer.model.experts import MixtureMlp, kept_routes
 from trainer.model.latent import LatentAttention
-from trainer.model.linear import Linear, norm_layer, normalize
-from trainer.model.recompute import SwiGlu, computed_again, recomputed
+from trainer.model.linear import Linear, activated, norm_layer, normalize
+from trainer.model.recompute import CHECKPOINT, SwiGlu, computed_again, recomputed
 from trainer.plan.fields import Recompute
 from trainer.plan.model import ModelConfig
 
@@ -84,12 +84,7 @@ class Mlp(nn.Module):
             return self.down(active)
 
     def _activated(self, x: Tensor) -> Tensor:
-        if not self.gated:
-            return F.gelu(x, approximate="tanh")
-        if self.repeats:
-            return SwiGlu.apply(x)
-        gate, x = x.chunk(2, dim=-1)
-        return F.silu(gate) * x
+        return SwiGlu.apply(x) if self.gated and self.repeats else activated(x, self.gated)
 
 
 def feed_forward(model: ModelConfig, layer: int) -> nn.Module:
@@ -104,14 +99,15 @@ def feed_forward(model: ModelConfig, layer: int) -> nn.Module:
 class Block(nn.Module):
     """One pre-norm transformer layer, of the given number.
 
-    ``recompute``: what the backward pass repeats. ``compiled``: torch.compile makes one graph per
-    pass, without experts, whose numbers of tokens differ from pass to pass.
+    ``recompute``: what the backward pass repeats; attention alone where products or attention
+    communicate, and with experts in place of selective. ``compiled``: torch.compile makes one graph
+    per pass, without experts, whose numbers of tokens differ from pass to pass.
     """
 
     def __init__(
         self,
         model: ModelConfig,
-        recompute: Recompute = "none",
+        recompute: Recompute | Literal["attention"] = "none",
         compiled: bool = False,
         layer: int = 0,
     ) -> None:
@@ -123,32 +119,23 @@ class Block(nn.Module):
         self.attention = LatentAttention(model, latent) if latent else Attention(model, near)
         self.mlp_norm = norm_layer(model)
         self.mlp = feed_forward(model, layer)
-        self.recompute = recompute
         self.compiled = compiled
         self.keeping: Callable[[Any], AbstractContextManager[Any]] = nullcontext  # ``Offload``'s
+        self.recompute: Recompute = "none"
+        if recompute == "attention" or (recompute == "selective" and model.num_experts):
+            self.attention.recompute = True
+        else:
+            self.recompute = recompute
         # Compiled layers use torch's recomputation, too slow in eager mode; see ``recompute``.
-        self.repeats = recompute == "selective" and not compiled
-        self.attention.repeats = self.mlp.repeats = self.repeats
-        if recompute == "none" and not compiled:
-            self._repeat_blocks()
-        if model.num_experts:
-            self.repeat_attention_only()
+        self.repeats = self.mlp.repeats = self.recompute == "selective" and not compiled
+        # Two blocks of a window see copies of keys, which are recomputed in place of saved.
+        windowed = self.recompute == "none" and self.attention.window is not None
+        self.attention.repeats = self.repeats or (windowed and not compiled)
 
     def forward(self, x: Tensor, places: Places) -> Tensor:
         whole = self.compiled and not isinstance(self.mlp, MixtureMlp)
         with self.keeping((self, places)):
             return (compiled(run_layer) if whole else run_layer)(self, x, places)
-
-    def repeat_attention_only(self) -> None:
-        """Let ``selective`` recompute attention only, where products or attention communicate."""
-        if self.recompute == "selective":
-            self.recompute, self.attention.recompute = "none", True
-            self.repeats = self.attention.repeats = self.mlp.repeats = False
-            self._repeat_blocks()
-
-    def _repeat_blocks(self) -> None:
-        """Recompute the copies of keys that two blocks of a window see, in place of saving them."""
-        self.attention.repeats = self.attention.window is not None and not self.compiled
 
     def compute(self, x: Tensor, places: Places) -> Tensor:
         repeats = self.repeats
@@ -165,8 +152,7 @@ def run_layer(block: Block, x: Tensor, places: Places) -> Tensor:
     if block.recompute == "none" or block.repeats:
         return block.compute(x, places)
     if isinstance(block.mlp, MixtureMlp):
-        options = {"use_reentrant": False, "preserve_rng_state": False}
-        return checkpoint(block.compute, x, places, context_fn=kept_routes, **options)
+        return checkpoint(block.compute, x, places, context_fn=kept_routes, **CHECKPOINT)
     width = block.mlp.down.weight.size(1)  # of this tensor-parallel rank
     return recomputed(block.compute, block.recompute, last_input=width)(x, places)
 
@@ -243,7 +229,7 @@ class Stage(nn.Module):
         model: ModelConfig,
         index: int = 0,
         num_stages: int = 1,
-        recompute: Recompute = "none",
+        recompute: Recompute | Literal["attention"] = "none",
         recompute_every: int = 1,
         compiled: bool = False,
         layers: range | None = None,

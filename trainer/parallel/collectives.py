@@ -107,11 +107,22 @@ class Group:
         return self._do(purpose, (self.size - 1) * share.nbytes, async_op, gather)
 
     def reduce_scatter(
-        self, share: Tensor, whole: Tensor, purpose: Purpose, op: Op = SUM, async_op: bool = False
+        self,
+        share: Tensor,
+        whole: Tensor,
+        purpose: Purpose,
+        op: Op = SUM,
+        async_op: bool = False,
+        add: bool = False,
     ) -> dist.Work:
-        """Reduce ``whole`` over the ranks; each gets its ``share`` of the first dimension."""
-        scatter = partial(self._reduce_scatter, share, whole, op)
-        return self._do(purpose, (self.size - 1) * share.nbytes, async_op, scatter)
+        """Reduce ``whole`` over the ranks, in its format; each gets its ``share`` of the first
+        dimension, in any format. ``add``: to what the share holds."""
+        direct = share.dtype == whole.dtype and not add
+        out = share if direct else torch.empty_like(share, dtype=whole.dtype)
+        scatter = partial(self._reduce_scatter, out, whole, op)
+        work = self._do(purpose, (self.size - 1) * out.nbytes, async_op, scatter)
+        store = share.add_ if add else share.copy_
+        return work if direct else _then(work, lambda: store(out), async_op)
 
     def _reduce_scatter(
         self, share: Tensor, whole: Tensor, op: Op, async_op: bool
@@ -128,11 +139,19 @@ class Group:
         return work
 
     def all_reduce(
-        self, tensor: Tensor, purpose: Purpose, op: Op = SUM, async_op: bool = False
+        self,
+        tensor: Tensor,
+        purpose: Purpose,
+        op: Op = SUM,
+        async_op: bool = False,
+        wire: torch.dtype | None = None,
     ) -> dist.Work:
-        """Reduce in place; every rank gets the whole."""
-        sent = 2 * (self.size - 1) * tensor.nbytes // self.size  # a ring's
-        return self._do(purpose, sent, async_op, partial(dist.all_reduce, tensor, op, self.handle))
+        """Reduce in place; every rank gets the whole. ``wire``: another format on the way."""
+        out = tensor.to(wire or tensor.dtype)
+        sent = 2 * (self.size - 1) * out.nbytes // self.size  # a ring's
+        reduce = partial(dist.all_reduce, out, op, self.handle)
+        work = self._do(purpose, sent, async_op, reduce)
+        return work if out is tensor else _then(work, lambda: tensor.copy_(out), async_op)
 
     def all_to_all(self, received: Tensor, sent: Tensor, purpose: Purpose) -> None:
         """All-to-all: row r of ``sent`` goes to rank r; its row for this rank arrives as row r."""
@@ -231,6 +250,19 @@ class Handle(dist.Work):
 
 
 _DONE = Handle(lambda: None)
+
+
+def _then(work: dist.Work, finish: Callable[[], object], async_op: bool) -> dist.Work:
+    """Handle that also ``finish``es the work; without ``async_op`` both end here."""
+
+    def end() -> None:
+        work.wait()
+        finish()
+
+    if async_op:
+        return Handle(end)
+    end()
+    return _DONE
 
 
 def _scatter_directly(

@@ -41,7 +41,6 @@ def split_sequences(stage: Stage, mesh: Mesh, opaque: bool) -> None:
     for block in stage.blocks.values():
         assert isinstance(block, Block)
         block.attention.attend = functools.partial(ring_attention, group=name if opaque else group)
-        block.repeat_attention_only()
 
 
 def ring_attention(query: Tensor, key: Tensor, value: Tensor, group: Group | str) -> Tensor:

@@ -28,24 +28,21 @@ class _CrossEntropy(torch.autograd.Function):
         counts = (targets >= 0).float()
         if group is not None:
             targets = targets - group.rank * logits.size(-1)
-        local, inside = _local(targets, logits.size(-1))
         sums = torch.empty(2, logits.size(0), device=logits.device)
         for rows in _chunks(*logits.shape):
             torch.logsumexp(logits[rows].float(), -1, out=sums[0, rows])
-        sums[1] = logits.gather(-1, local).squeeze(-1).masked_fill_(~inside, 0)
+        sums[1] = _of_targets(logits, targets)
         log_total, of_target = _joined(sums, group)
-        ctx.save_for_backward(logits, log_total, local, inside, counts)
+        ctx.save_for_backward(logits, log_total, targets, counts)
         return ((log_total - of_target) * counts).mean()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        logits, log_total, local, inside, counts = ctx.saved_tensors
-        share = (grad / logits.size(0) * counts)[:, None]
+        logits, log_total, targets, counts = ctx.saved_tensors
+        share = grad / logits.size(0) * counts
         for rows in _chunks(*logits.shape):
             part = logits[rows].float()  # in float32 the logits themselves
-            part.sub_(log_total[rows, None]).exp_()
-            part.scatter_add_(-1, local[rows], -inside[rows].to(part.dtype)[:, None])
-            part.mul_(share[rows])
+            _to_gradients(part, log_total[rows], targets[rows], share[rows])
             if part.dtype != logits.dtype:
                 logits[rows] = part
         return logits, None, None
@@ -72,8 +69,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             targets = targets - group.rank * weight.size(0)
         for words in _chunks(weight.size(0), whole.size(0)):
             logits = (whole @ weight[words].t()).to(wide)
-            local, inside = _local(targets - words.start, logits.size(-1))
-            of_target += logits.gather(-1, local).squeeze(-1).masked_fill_(~inside, 0)
+            of_target += _of_targets(logits, targets - words.start)
             torch.logaddexp(log_total, logits.logsumexp(-1), out=log_total)
         _joined(sums, group)
         ctx.save_for_backward(x, weight, targets, log_total, counts)
@@ -83,14 +79,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, targets, log_total, counts = ctx.saved_tensors
         whole = (gather_sequence(x, ctx.group)[0] if ctx.sequence else x).flatten(0, 1)
-        share = (grad / whole.size(0) * counts)[:, None]
+        share = grad / whole.size(0) * counts
         of_x, of_weight = torch.zeros_like(whole, dtype=share.dtype), torch.empty_like(weight)
         for words in _chunks(weight.size(0), whole.size(0)):
             part = (whole @ weight[words].t()).to(share.dtype)
-            part.sub_(log_total[:, None]).exp_()
-            local, inside = _local(targets - words.start, part.size(-1))
-            part.scatter_add_(-1, local, -inside[:, None].to(part.dtype))
-            part = part.mul_(share).to(whole.dtype)
+            _to_gradients(part, log_total, targets - words.start, share)
+            part = part.to(whole.dtype)
             of_x += part @ weight[words]
             torch.mm(part.t(), whole, out=of_weight[words])
         of_x = of_x.to(x.dtype).view(-1, *x.shape[1:])
@@ -113,10 +107,18 @@ def _joined(sums: Tensor, group: Group | None) -> Tensor:
     return sums
 
 
-def _local(targets: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Index (tokens, 1) of targets among a rank's ``size`` words; whether each is among them."""
-    local = targets.clamp(0, size - 1)
-    return local[:, None], local == targets
+def _of_targets(logits: Tensor, targets: Tensor) -> Tensor:
+    """Each token's logit of its target; 0 if that is not among these words."""
+    local = targets.clamp(0, logits.size(-1) - 1)
+    return logits.gather(-1, local[:, None]).squeeze(-1).masked_fill_(local != targets, 0)
+
+
+def _to_gradients(logits: Tensor, log_total: Tensor, targets: Tensor, share: Tensor) -> None:
+    """Turn logits (tokens, words) into gradients of the tokens' losses, times ``share``."""
+    local = targets.clamp(0, logits.size(-1) - 1)
+    inside = (local == targets).to(logits.dtype)
+    logits.sub_(log_total[:, None]).exp_()
+    logits.scatter_add_(-1, local[:, None], -inside[:, None]).mul_(share[:, None])
 
 
 def _chunks(count: int, width: int) -> Iterator[slice]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,55 +25,64 @@ def scatter_sum(x: Tensor, group: Group, async_op: bool = False) -> tuple[Tensor
     return share, group.reduce_scatter(share, x.contiguous(), "tensor", async_op=async_op)
 
 
-def column_outputs(
-    x: Tensor, weight: Tensor, bias: Bias, group: Any, sequence: bool, kernels: Kernels
-) -> Tensor:
-    """x W^T with W's rows over the group, if any; x whole, or with ``sequence`` a share of it."""
-    if sequence and group.fused:
-        outputs = group.gather_product(x, weight.t(), keeps=False)[1]
-        return outputs if bias is None else outputs.add_(bias)
-    return kernels.outputs(gather_sequence(x, group)[0] if sequence else x, weight, bias)
+@dataclass(frozen=True)
+class TensorParallel:
+    """Products of layers whose weights are split over a group's ranks, if there is one.
 
+    ``sequence``: ranks hold shares of a sequence where they do not hold shares of features.
+    ``overlap``: the input's gradient is summed while the weight's is computed.
+    """
 
-def row_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, parameter: Tensor, group: Group, kernels: Kernels
-) -> tuple[Tensor, Tensor | None]:
-    """Gradients of x and W (columns over the group), from a share of the output's gradient."""
-    if group.fused:
-        whole, grad_x = group.gather_product(grad, weight, keeps=True)
-    else:
-        whole = gather_sequence(grad, group)[0]
-        grad_x = kernels.input_gradient(whole, weight)
-    return grad_x, kernels.weight_gradient(whole, x, parameter)
+    group: Any  # Group, or None
+    sequence: bool
+    kernels: Kernels
+    overlap: bool = True
 
+    @cached_property
+    def alone(self) -> TensorParallel:
+        """Products of this rank alone."""
+        return replace(self, group=None, sequence=False)
 
-def column_backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    parameter: Tensor,
-    has_bias: bool,
-    group: Any,
-    sequence: bool,
-    kernels: Kernels,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Gradients of x, W (the parameter) and the bias; any sum of x's hides behind W's product."""
-    gathering: Any = None
-    summing: Any = None
-    if sequence:
-        x, gathering = gather_sequence(x, group, async_op=True)
-    grad_x = kernels.input_gradient(grad, weight)
-    if sequence:
-        gathering.wait()
-        grad_x, summing = scatter_sum(grad_x, group, async_op=True)
-    elif group is not None:
-        summing = group.all_reduce(grad_x, "tensor", async_op=True)
-    beside = kernels.weight_gradient if group is None else kernels.behind_sum
-    grad_weight = beside(grad, x, parameter)
-    grad_bias = grad.flatten(0, 1).sum(0) if has_bias else None
-    if summing is not None:
-        summing.wait()
-    return grad_x, grad_weight, grad_bias
+    def column_outputs(self, x: Tensor, weight: Tensor, bias: Bias) -> Tensor:
+        """x W^T with W's rows over the ranks."""
+        if self.sequence and self.group.fused:
+            outputs = self.group.gather_product(x, weight.t(), keeps=False)[1]
+            return outputs if bias is None else outputs.add_(bias)
+        whole = gather_sequence(x, self.group)[0] if self.sequence else x
+        return self.kernels.outputs(whole, weight, bias)
+
+    def column_backward(
+        self, grad: Tensor, x: Tensor, weight: Tensor, parameter: Tensor, has_bias: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Gradients of x, W (the parameter) and the bias."""
+        gathering: Any = None
+        summing: Any = None
+        if self.sequence:
+            x, gathering = gather_sequence(x, self.group, async_op=True)
+        grad_x = self.kernels.input_gradient(grad, weight)
+        if self.sequence:
+            gathering.wait()
+            grad_x, summing = scatter_sum(grad_x, self.group, async_op=True)
+        elif self.group is not None:
+            summing = self.group.all_reduce(grad_x, "tensor", async_op=self.overlap)
+        kernels = self.kernels
+        beside = kernels.weight_gradient if self.group is None else kernels.behind_sum
+        grad_weight = beside(grad, x, parameter)
+        grad_bias = grad.flatten(0, 1).sum(0) if has_bias else None
+        if summing is not None:
+            summing.wait()
+        return grad_x, grad_weight, grad_bias
+
+    def row_backward(
+        self, grad: Tensor, x: Tensor, weight: Tensor, parameter: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Gradients of x and W (the parameter, columns over the ranks)."""
+        if self.sequence and self.group.fused:
+            grad, grad_x = self.group.gather_product(grad, weight, keeps=True)
+        else:
+            grad = gather_sequence(grad, self.group)[0] if self.sequence else grad
+            grad_x = self.kernels.input_gradient(grad, weight)
+        return grad_x, self.kernels.weight_gradient(grad, x, parameter)
 
 
 class Shared(torch.autograd.Function):

@@ -22,36 +22,24 @@ from trainer.model.transformer import Embedding, Head, Positions, Stage
 from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.operators import column_linear, named, row_linear
-from trainer.parallel.products import Shared, Sum, column_backward, column_outputs, row_backward
+from trainer.parallel.products import Shared, Sum, TensorParallel
 from trainer.plan.config import TrainConfig
 
 
-class _ColumnLinear(torch.autograd.Function):
-    """x W^T with W's rows over the ranks, if any; x whole, or with ``sequence`` a share of it."""
+class ColumnLinear(torch.autograd.Function):
+    """x W^T with W's rows over the ranks, if any."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Bias,
-        group: Any,
-        sequence: bool,
-        kernels: Kernels,
-    ) -> Tensor:
-        ctx.group, ctx.sequence, ctx.has_bias = group, sequence, bias is not None
-        ctx.kernels = kernels
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Bias, by: TensorParallel) -> Tensor:
+        ctx.by, ctx.has_bias = by, bias is not None
         ctx.parameter = weight  # the saved one may be a view of a copy, if layers are recomputed
         ctx.save_for_backward(x, weight)
-        return column_outputs(x, weight, bias, group, sequence, kernels)
+        return by.column_outputs(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        grad_x, grad_weight, grad_bias = column_backward(
-            grad, x, weight, ctx.parameter, ctx.has_bias, ctx.group, ctx.sequence, ctx.kernels
-        )
-        return grad_x, grad_weight, grad_bias, None, None, None
+        return *ctx.by.column_backward(grad, x, weight, ctx.parameter, ctx.has_bias), None
 
 
 class _FusedRow(torch.autograd.Function):
@@ -61,15 +49,26 @@ class _FusedRow(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, group: Group, kernels: Kernels) -> Tensor:
-        ctx.rest = weight, group, kernels
+    def forward(ctx: Any, x: Tensor, weight: Tensor, by: TensorParallel) -> Tensor:
+        ctx.by, ctx.parameter = by, weight
         ctx.save_for_backward(x, weight)
         zeros = torch.zeros((), dtype=x.dtype, device=x.device)
-        return zeros.expand(x.size(0) // group.size, x.size(1), weight.size(0))
+        return zeros.expand(x.size(0) // by.group.size, x.size(1), weight.size(0))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return *row_backward(grad, *ctx.saved_tensors, *ctx.rest), None, None
+        return *ctx.by.row_backward(grad, *ctx.saved_tensors, ctx.parameter), None
+
+
+def look_up(tokens: Tensor, weight: Tensor, group: Group | None, sequence: bool) -> Tensor:
+    """Vectors of tokens, from a table whose rows are over the ranks, if any."""
+    if group is None:
+        return F.embedding(tokens, weight)
+    rows = weight.size(0)
+    local = tokens - group.rank * rows
+    outside = (local < 0) | (local >= rows)
+    partial = F.embedding(local.masked_fill(outside, 0), weight)
+    return Sum.apply(partial.masked_fill(outside[..., None], 0.0), group, sequence)
 
 
 def split(module: nn.Module, splits: dict[str, Split]) -> None:
@@ -94,13 +93,10 @@ class Style:
 
     dims: dict[str, int] = {}  # noqa: RUF012 - constant per class
 
-    def __init__(
-        self, group: Group | None, sequence: bool, kernels: Kernels, opaque: bool = False
-    ) -> None:
-        self.group = group
-        self.sequence = sequence
-        self.kernels = kernels
-        self.name = named(group, kernels) if opaque else None
+    def __init__(self, by: TensorParallel, opaque: bool = False) -> None:
+        self.by, self.group, self.sequence = by, by.group, by.sequence
+        self.name = named(by) if opaque else None
+        self.sharing = by.group.size if by.sequence else 1  # ranks that split a sequence
 
     def apply(self, module: nn.Module) -> None:
         if self.group is not None:
@@ -124,29 +120,28 @@ class ColumnParallel(Style):
     def product(self, module: Linear, x: Tensor) -> Tensor:
         weight, bias = module.weight, module.bias
         if self.name is not None:
-            ranks = 1 if self.group is None else self.group.size
-            return column_linear(x, weight, bias, self.name, ranks, self.sequence)
-        return _ColumnLinear.apply(x, weight, bias, self.group, self.sequence, self.kernels)
+            return column_linear(x, weight, bias, self.name, self.sharing)
+        return ColumnLinear.apply(x, weight, bias, self.by)
 
 
 class RowParallel(Style):
     """Input features split over the ranks; the bias is whole, and added after the sum."""
 
     dims = {"weight": 1}  # noqa: RUF012
-    group: Group
 
     def product(self, module: Linear, x: Tensor) -> Tensor:
         if self.name is not None:
-            total = row_linear(x, module.weight, self.name, self.group.size, self.sequence)
+            total = row_linear(x, module.weight, self.name, self.sharing)
         elif self.group.fused:
-            zeros = _FusedRow.apply(x, module.weight, self.group, self.kernels)
+            zeros = _FusedRow.apply(x, module.weight, self.by)
             weight = module.weight.detach().t()
             total = self.group.product_scatter(x.detach(), weight).add_(zeros)
         else:
-            if self.kernels.own_gradients:
-                partial = _ColumnLinear.apply(x, module.weight, None, None, False, self.kernels)
+            kernels = self.by.kernels
+            if kernels.own_gradients:
+                partial = ColumnLinear.apply(x, module.weight, None, self.by.alone)
             else:  # autograd's own gradients are cheaper
-                partial = self.kernels.outputs(x, module.weight)
+                partial = kernels.outputs(x, module.weight)
             total = Sum.apply(partial, self.group, self.sequence)
         return total if module.bias is None else total + module.bias
 
@@ -162,15 +157,9 @@ class VocabParallelEmbedding(Style):
     """Rows of the token embedding over the ranks."""
 
     dims = {"weight": 0}  # noqa: RUF012
-    group: Group
 
     def product(self, module: Embedding, tokens: Tensor) -> Tensor:
-        rows = module.weight.size(0)
-        local = tokens - self.group.rank * rows
-        outside = (local < 0) | (local >= rows)
-        partial = F.embedding(local.masked_fill(outside, 0), module.weight)
-        partial = partial.masked_fill(outside[..., None], 0.0)
-        return Sum.apply(partial, self.group, self.sequence)
+        return look_up(tokens, module.weight, self.group, self.sequence)
 
 
 class VocabParallelHead(Style):
@@ -180,13 +169,11 @@ class VocabParallelHead(Style):
 
     def product(self, module: Head, x: Tensor, tied: Tensor | None) -> Tensor:
         weight = module.weight if tied is None else tied
-        return _ColumnLinear.apply(x, weight, None, self.group, self.sequence, self.kernels)
+        return ColumnLinear.apply(x, weight, None, self.by)
 
 
 class SequencePositions(Style):
     """Learned positions of a rank's share of the sequence; the table itself is whole."""
-
-    group: Group
 
     def product(self, module: Positions, x: Tensor, positions: Tensor | None = None) -> Tensor:
         rows = module.rows(positions)
@@ -197,9 +184,10 @@ class SequencePositions(Style):
 
 def compute_by(kernels: Kernels, stage: Stage, opaque: bool) -> None:
     """Make a stage that no axis splits compute its projections and logits with ``kernels``."""
+    alone = TensorParallel(None, False, kernels)
     styles: dict[type[nn.Module], Style] = {
-        Linear: ColumnParallel(None, False, kernels, opaque),
-        Head: VocabParallelHead(None, False, kernels),
+        Linear: ColumnParallel(alone, opaque),
+        Head: VocabParallelHead(alone),
     }
     for module in stage.modules():
         if type(module) in styles:
@@ -213,16 +201,14 @@ def parallelize(stage: Stage, mesh: Mesh, config: TrainConfig, kernels: Kernels)
     gradients are partial sums, added up once a step. Projections are custom operators for the
     compiler.
     """
-    group, sequence = mesh.tp.group, config.sequence_parallel
-    assert group is not None
-    opaque = config.compile
-    column, row = (kind(group, sequence, kernels, opaque) for kind in (ColumnParallel, RowParallel))
-    whole = ColumnParallel(None, False, kernels, opaque)  # all features, of each rank's tokens
+    over = TensorParallel(mesh.tp.group, config.sequence_parallel, kernels)
+    column, row = (kind(over, config.compile) for kind in (ColumnParallel, RowParallel))
+    whole = ColumnParallel(over.alone, config.compile)  # all features, of each rank's tokens
     styles: dict[str, Style] = {
-        "embedding": VocabParallelEmbedding(group, sequence, kernels),
-        "positions": SequencePositions(group, sequence, kernels),
-        "head": VocabParallelHead(group, sequence, kernels),
-        "shared_key": SharedKey(group, sequence, kernels),
+        "embedding": VocabParallelEmbedding(over),
+        "positions": SequencePositions(over),
+        "head": VocabParallelHead(over),
+        "shared_key": SharedKey(over),
         **dict.fromkeys(("qkv", "q_up", "kv_up", "up"), column),
         **dict.fromkeys(("out", "down"), row),
         **dict.fromkeys(("q_down", "kv_down", "gate"), whole),

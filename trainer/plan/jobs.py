@@ -210,7 +210,7 @@ class Jobs:
                     found[name] = np.asarray(value, np.float64)
                 elif isinstance(value, dict):
                     found |= {key: np.asarray(own, np.float64) for key, own in value.items()}
-        for name in ("mixture", "latent"):
+        for name in _FEW:
             if (few := getattr(self.model, name)) is not None:
                 found |= {f"{name}.{key}": value for key, value in few._asdict().items()}
         return found
@@ -295,7 +295,7 @@ class Jobs:
 
 
 _PARTS: Mapping[str, Any] = get_type_hints(Jobs)
-_FEW: dict[str, Any] = {"mixture": Mixture, "latent": Latent}
+_FEW = ("mixture", "latent")
 """Records of columns inside the model's shape."""
 _DECLARED: dict[str, dict[str, ColumnType]] = {
     name: part.declared() for name, part in _PARTS.items()

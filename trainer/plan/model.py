@@ -248,17 +248,10 @@ class ModelConfig(Described):
         biases = sum(matrix.outputs for matrix in matrices) if self.linear_bias else biases
         norm = 2 if self.norm == "layernorm" else 1
         positions = self.seq_length * self.hidden_size if self.positions == "learned" else 0
-        layer = sizes.layer_weights(self) + biases + norm * (2 * self.hidden_size + normed)
-        whole = self.num_layers * layer + norm * self.hidden_size
-        whole += tables * sizes.table_weights(self) + positions
-        if (mixture := self.mixture) is not None:
-            dense = sizes.ffn_weights(self, self.ffn_size - mixture.shared_ffn_size)
-            dense -= mixture.num_experts * self.hidden_size
-            whole += mixture.dense_layers * dense
-            gate = self.shared_expert_gate * self.hidden_size
-            experts = sizes.expert_weights(self, mixture) + gate
-            whole += sizes.mixed_layers(self, mixture) * experts
-        return int(whole)
+        vectors = biases + norm * (2 * self.hidden_size + normed)
+        gates = self.shared_expert_gate * (self.num_layers - self.dense_layers) * self.hidden_size
+        whole = sizes.model_weights(self) + self.num_layers * vectors + gates
+        return int(whole + norm * self.hidden_size + tables * sizes.table_weights(self) + positions)
 
 
 @cache

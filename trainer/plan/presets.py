@@ -58,37 +58,30 @@ def resolve_presets(
 
     stage = np.asarray(said["zero_stage"]).astype(np.int64)
     placement = either("placement", np.array(ZERO_PRESETS)[stage])
-    degree, quantized, quantized_copy = _meant(placement, dp, apart, topology)
+    which = np.searchsorted(_NAMES, placement)
+    dp = np.maximum(np.asarray(dp).astype(np.int64), 1)  # another requirement refuses 0
+    apart = np.asarray(apart).astype(np.int64)
+    node = shared_within(topology.ranks_per_node, dp, apart)
+    pair = shared_within(topology.ranks_per_pair, dp, apart)
+    spans = (0, 1, np.where(pair > 1, pair, node), node, dp)
+    degree = {s: np.choose(of[which], spans).astype(np.float64) for s, of in _TABLE.items()}
+    meant = np.where(degree["weights"] > 1, degree["secondary"], 0)
     weights = either("weight_shard", degree["weights"])
     gradients = either("gradient_shard", np.maximum(degree["gradients"], weights))
     optimizer = either("optimizer_shard", np.maximum(degree["optimizer"], gradients))
-    copy = either("secondary_shard", np.where(weights > 1, degree["secondary"], 0.0))
-    split = gradients > 1
+    copy = either("secondary_shard", np.where(weights > 1, meant, 0.0))
+    quantized_copy = (meant > 0) & _QUANTIZED_COPY[which] & (copy > 0)
+    quantized = _QUANTIZED[which] & (gradients > 1)
     return {
         "placement": placement,
         "weight_shard": weights,
         "secondary_shard": copy,
         "gradient_shard": gradients,
         "optimizer_shard": optimizer,
-        "quantize_weights": either("quantize_weights", quantized & split),
-        "quantize_gradients": either("quantize_gradients", quantized & split),
-        "quantize_secondary": either("quantize_secondary", quantized_copy & (copy > 0)),
+        "quantize_weights": either("quantize_weights", quantized),
+        "quantize_gradients": either("quantize_gradients", quantized),
+        "quantize_secondary": either("quantize_secondary", quantized_copy),
     }
-
-
-def _meant(
-    placement: Value, dp: Value, apart: Value, topology: Topology
-) -> tuple[dict[str, Value], Value, Value]:
-    """Presets on a cluster: degrees by state; whether collectives, and the copy, are quantized."""
-    dp = np.maximum(np.asarray(dp).astype(np.int64), 1)  # another requirement refuses 0
-    apart = np.asarray(apart).astype(np.int64)
-    node = shared_within(topology.ranks_per_node, dp, apart)
-    pair = shared_within(topology.ranks_per_pair, dp, apart)
-    spans = (0, 1, np.where(pair > 1, pair, node), node, dp)
-    which = np.searchsorted(_NAMES, placement)
-    degree = {s: np.choose(of[which], spans).astype(np.float64) for s, of in _TABLE.items()}
-    degree["secondary"] = np.where(degree["weights"] > 1, degree["secondary"], 0)
-    return degree, _QUANTIZED[which], (degree["secondary"] > 0) & _QUANTIZED_COPY[which]
 
 
 def place(

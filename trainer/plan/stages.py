@@ -115,41 +115,43 @@ class StageLayers:
     @cached_property
     def first(self) -> Array:
         """Layers of the first stage; all layers without a pipeline."""
-        own = self._share(0) - self._shares.embedding
-        own = self._unless_given(self._shares.first_given, self.first_stage_layers, own)
-        return own if self._listed is None else np.where(self.listed, self._listed.first, own)
+        shares = self._shares
+        own = np.where(
+            shares.first_given, self.first_stage_layers, self._share(0) - shares.embedding
+        )
+        own = np.where(self.pp == 1, self.num_layers, own)
+        return np.where(self.listed, self._listed.first, own)
 
     @cached_property
     def second(self) -> Array:
         """Layers of the second stage; 0 if that is the last one, or there is none."""
         own = np.where(self.pp > 2, self._share(np.where(self._shares.first_given, 0, 1)), 0)
-        if self._listed is None:
-            return own
         return np.where(self.listed, self._listed.between[0][1], own)
 
     @cached_property
     def between(self) -> list[tuple[Array, Array]]:
         """Number and layers of candidates for the fullest inner stage: the second, and with a
         layout every later one with more layers or other chunks than all inner stages before it."""
-        further = [] if self._listed is None else self._listed.between[1:]
-        return [(np.ones(()), self.second), *further]
+        return [(np.ones(()), self.second), *self._listed.between[1:]]
 
     @cached_property
     def last(self) -> Array:
         """Layers of the stage with the output layer."""
-        own = self._share(self._shares.stages - 1) - self._shares.loss
-        own = self._unless_given(self._shares.last_given, self.last_stage_layers, own)
-        return own if self._listed is None else np.where(self.listed, self._listed.last, own)
+        shares = self._shares
+        own = self._share(shares.stages - 1) - shares.loss
+        own = np.where(shares.last_given, self.last_stage_layers, own)
+        own = np.where(self.pp == 1, self.num_layers, own)
+        return np.where(self.listed, self._listed.last, own)
 
     @property
     def listed(self) -> Array:
         """Whether a layout assigns the layers."""
-        return np.False_ if self._listed is None else self._listed.rows
+        return self._listed.rows
 
     @property
     def fit(self) -> Array:
         """Whether a layout, if any, matches layers, ranks and chunks."""
-        return np.True_ if self._listed is None else self._listed.fits
+        return self._listed.fits
 
     @property
     def all_have_some(self) -> Array:
@@ -173,10 +175,9 @@ class StageLayers:
         return self.listed | ((np.mod(self._shares.units, parts) == 0) & (given | (self.pp == 1)))
 
     @cached_property
-    def _listed(self) -> _Listed | None:
-        """None if no job has a layout."""
+    def _listed(self) -> _Listed:
         if not np.any(np.not_equal(self.pipeline_layout, NO_LAYOUT)):
-            return None
+            return _Listed(np.False_, 0, [(1, 0)], 0, np.True_)
         columns = (self.pipeline_layout, self.num_layers, self.pp, self.vpp)
         text, num_layers, pp, vpp = np.broadcast_arrays(*columns)
         rows = text != NO_LAYOUT
@@ -222,11 +223,6 @@ class StageLayers:
     def _given(self, layers: Array) -> Array:
         # Few jobs give layers; empty columns would cost time.
         return (layers > 0) & (self.pp > 1) if np.any(layers) else np.False_
-
-    def _unless_given(self, given: Array, layers: Array, own: Array) -> Array:
-        if np.any(given):
-            own = np.where(given, layers, own)
-        return np.where(self.pp == 1, self.num_layers, own)
 
     def _share(self, number: Array) -> Array:
         """Units of the ``number``-th sharing stage, from 0."""

@@ -7,12 +7,12 @@ reduce-scattered after every micro-batch, or once a step, if memory allows.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, share_comm_ctx
 
@@ -194,10 +194,9 @@ class ShardedWeights:
         whole = [piece.master.grad for piece in self.pieces() if not piece.slot.traits.split]
         partial = [grad for grad in whole if grad is not None]
         if partial:
-            joined = torch.cat([grad.flatten() for grad in partial])
+            joined = _flatten_dense_tensors(partial)
             self.partial.all_reduce(joined, "tensor")
-            parts = joined.split([grad.numel() for grad in partial])
-            torch._foreach_copy_([grad.view(-1) for grad in partial], list(parts))
+            torch._foreach_copy_(partial, _unflatten_dense_tensors(joined, partial))
 
     def wait(self) -> None:
         """Wait for experts in buckets; ``publish`` has waited for all other updated weights."""
@@ -217,17 +216,17 @@ class ShardedWeights:
 
 
 def _hook_context(config: TrainConfig, mesh: Mesh) -> HookContext:
-    on_host = mesh.device.type == "cpu"
-    gathering: background.CommunicationStream | None = background.DeviceStream()
-    reduction: background.CommunicationStream | background.Pending = background.DeviceStream()
-    if on_host:  # all ranks choose alike, so that they begin collectives in one order
-        places = (mesh.dense.placement, mesh.experts.placement)
-        single = not any(p.gather_format.quantized or p.secondary_shard for p in places)
-        gathering = None if single else background.ThreadStream("gather", 2)
-        single = not any(p.reduce_format.quantized for p in places)
-        near = mesh.world.level is not Level.INTER_NODE  # a ring takes several
-        threads = functools.partial(background.ThreadStream, "reduce")
-        reduction = (background.Pending if single and near else threads)(PENDING_UNITS)
-    copying = background.InlineStream() if on_host else background.DeviceStream()
     dtype = COMPUTE_DTYPE[config.precision]
-    return HookContext(config, mesh.device, dtype, gathering, reduction, copying)
+    if mesh.device.type != "cpu":
+        stream = background.DeviceStream()
+        return HookContext(config, mesh.device, dtype, stream, stream, stream)
+    # All ranks choose alike, so that they begin collectives in one order.
+    places = (mesh.dense.placement, mesh.experts.placement)
+    gathering: background.ThreadStream | None = None
+    if any(p.gather_format.quantized or p.secondary_shard for p in places):
+        gathering = background.ThreadStream("gather", 2)
+    reduction: background.ThreadStream | background.Pending = background.Pending(PENDING_UNITS)
+    far = mesh.world.level is Level.INTER_NODE  # a ring takes several calls
+    if far or any(p.reduce_format.quantized for p in places):
+        reduction = background.ThreadStream("reduce", PENDING_UNITS)
+    return HookContext(config, mesh.device, dtype, gathering, reduction, background.InlineStream())

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.model.precision import COMPUTE_DTYPE
+from trainer.parallel.collectives import AVG
 from trainer.parallel.mesh import Holders
 from trainer.plan.shards import ROW, sum_format
 from trainer.zero.background import Pending
@@ -79,10 +80,7 @@ class BucketGradients(ABC):
     def _average(self) -> None:
         """Average over the ranks that update the same share; each sums ``summed`` ranks' tokens."""
         if self.sharing is not None and self.copies is not None:
-            out = self.share.to(self.wire)
-            self.copies.all_reduce(out, "gradient_sync", dist.ReduceOp.AVG)
-            if out is not self.share:
-                self.share.copy_(out)
+            self.copies.all_reduce(self.share, "gradient_sync", AVG, wire=self.wire)
         if self.summed > 1:
             self.share.div_(self.summed)
 
@@ -105,7 +103,7 @@ class WholeGradients(BucketGradients):
         shares = holders.placement.optimizer_shard
         self.share = self.whole.view(shares, -1, ROW)[holders.rank % shares]
         self.in_place = in_place and parameters[0].dtype == self.whole.dtype
-        self.arrive: Callable[[], None] | None = None
+        self.reducing: dist.Work | None = None
         self.begun: set[Tensor] = set()
 
     def start_step(self, micro_batches: int) -> None:
@@ -137,28 +135,16 @@ class WholeGradients(BucketGradients):
 
     def _reduce(self) -> None:
         """Begin to average."""
-        average = dist.ReduceOp.AVG
         if self.sharing is not None:
-            whole, wanted = self.whole.to(self.wire), self.share.view(-1)
-            out = wanted if whole is self.whole else torch.empty_like(wanted, dtype=self.wire)
-            work = self.sharing.reduce_scatter(out, whole, "gradients", average, async_op=True)
+            share, whole = self.share.view(-1), self.whole.to(self.wire)
+            self.reducing = self.sharing.reduce_scatter(share, whole, "gradients", AVG, True)
         elif self.copies is not None:
-            out, wanted = self.whole.to(self.wire), self.whole
-            work = self.copies.all_reduce(out, "gradients", average, async_op=True)
-        else:
-            return
-
-        def arrive() -> None:
-            work.wait()
-            if out is not wanted:
-                wanted.copy_(out)
-
-        self.arrive = arrive
+            self.reducing = self.copies.all_reduce(self.whole, "gradients", AVG, True, self.wire)
 
     def finish(self) -> None:
-        if self.arrive is not None:
-            self.arrive()
-            self.arrive = None
+        if self.reducing is not None:
+            self.reducing.wait()
+            self.reducing = None
         self._average()
 
 
@@ -197,18 +183,10 @@ class SplitGradients(BucketGradients):
 
     def _reduce(self, whole: Tensor) -> None:
         """Start reducing a micro-batch's gradients over the replicas."""
-        share, first = self.share.view(-1), self.first
-        direct = first and self.wire == share.dtype
-        out = share if direct else torch.empty_like(share, dtype=self.wire)
-        work = self.group.reduce_scatter(out, whole, "gradients", async_op=True)
+        share, add = self.share.view(-1), not self.first
+        work = self.group.reduce_scatter(share, whole, "gradients", async_op=True, add=add)
+        self.reductions.add(work.wait)
         self.first = False
-
-        def arrive() -> None:
-            work.wait()
-            if not direct:
-                share.copy_(out) if first else share.add_(out)
-
-        self.reductions.add(arrive)
 
     def finish(self) -> None:
         self.reductions.finish()

@@ -170,15 +170,12 @@ class ReduceGradients:
             )
             return self._finish if last else lambda: None
         (group,) = self.hops
-        rows = rows.to(COMPUTE_DTYPE[self.wire])
-        direct = first and rows.dtype == self.piece.dtype
-        out = self.piece if direct else rows.new_empty(self.unit.piece)
-        work = group.reduce_scatter(out, rows.view(-1), "gradients", async_op=async_op)
+        whole = rows.to(COMPUTE_DTYPE[self.wire]).view(-1)
+        add = not first
+        work = group.reduce_scatter(self.piece, whole, "gradients", async_op=async_op, add=add)
 
         def end() -> None:
             work.wait()
-            if not direct:
-                self.piece.copy_(out) if first else self.piece.add_(out)
             if last:
                 self._finish()
 
@@ -200,11 +197,9 @@ class ReduceGradients:
             if self.wire.quantized:
                 quantized_reduce_scatter(self.final, rows, [self.sync], self.wire, "gradient_sync")
             else:
-                out = rows.new_empty(unit.slice, dtype=COMPUTE_DTYPE[self.wire])
-                self.sync.reduce_scatter(out, rows.to(out.dtype).view(-1), "gradient_sync")
-                self.final.copy_(out)
+                whole = rows.to(COMPUTE_DTYPE[self.wire]).view(-1)
+                self.sync.reduce_scatter(self.final, whole, "gradient_sync")
         if self.copies is not None:
-            total = self.final.to(COMPUTE_DTYPE[sum_format(unit.placement)])
-            self.copies.all_reduce(total, "gradient_sync")
-            self.final.copy_(total)
+            wire = COMPUTE_DTYPE[sum_format(unit.placement)]
+            self.copies.all_reduce(self.final, "gradient_sync", wire=wire)
         self.final.div_(self.divisor)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from support.models import GPT
 from trainer.model.deferred import DeferredKernels
 from trainer.model.kernels import Kernels
-from trainer.parallel.products import column_backward
+from trainer.parallel.products import TensorParallel
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
 
@@ -50,8 +50,8 @@ def backward(kernels: DeferredKernels, log: Log, number: int) -> Any:
     """Of a micro-batch with two layers, whose weights' gradients are its number."""
     weight = nn.Parameter(torch.ones(1, 1))
     for _ in range(2):
-        x, group = torch.full((1, 1, 1), float(number)), Sums(log)
-        column_backward(torch.ones(1, 1, 1), x, weight, weight, False, group, False, kernels)
+        x, by = torch.full((1, 1, 1), float(number)), TensorParallel(Sums(log), False, kernels)
+        by.column_backward(torch.ones(1, 1, 1), x, weight, weight, False)
     return kernels.taken()
 
 

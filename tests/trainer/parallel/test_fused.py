@@ -13,7 +13,7 @@ import torch.distributed as dist
 from trainer.model.kernels import Kernels
 from trainer.parallel import collectives
 from trainer.parallel.collectives import Group, Traffic
-from trainer.parallel.products import column_outputs
+from trainer.parallel.products import TensorParallel
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
 from trainer.plan.placement import Level
@@ -87,7 +87,7 @@ def test_a_bias_is_added_to_a_product_that_has_been_rounded() -> None:
     torch.manual_seed(0)
     x, weight, bias = (torch.randn(size).bfloat16() for size in ((64, 1, 32), (48, 32), (48,)))
     gathered: Any = SimpleNamespace(fused=True, gather_product=lambda x, m, keeps: (x, x @ m))
-    found = column_outputs(x, weight, bias, gathered, True, Kernels())
+    found = TensorParallel(gathered, True, Kernels()).column_outputs(x, weight, bias)
     product = torch.nn.functional.linear(x.double(), weight.double())
     once = (product + bias.double()).bfloat16()
     assert torch.equal(found, x @ weight.t() + bias)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from trainer.model.deferred import Receive
-from trainer.model.kernels import Kernels
 from trainer.model.precision import COMPUTE_DTYPE
 from trainer.model.recompute import in_backward
 from trainer.parallel.collectives import Group
@@ -80,12 +79,9 @@ class Block:
     ``source``: the embedding's block, for a head without weights of its own.
     """
 
-    def __init__(
-        self, module: nn.Module, depth: Depth, kernels: Kernels, layer: int, source: Block | None
-    ) -> None:
+    def __init__(self, module: nn.Module, depth: Depth, layer: int, source: Block | None) -> None:
         self.module = module
         self.depth = depth
-        self.kernels = kernels
         self.layer = layer
         self.source = source or self
         self.depth.uses[self.source] += 1

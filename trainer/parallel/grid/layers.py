@@ -7,11 +7,11 @@ are split along z.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.model.kernels import Bias, Kernels
@@ -20,53 +20,39 @@ from trainer.parallel.collectives import Group
 from trainer.parallel.grid.depth import Block
 from trainer.parallel.mesh import Grid
 from trainer.parallel.operators import column_linear, gathered, named, summed
-from trainer.parallel.products import Sum, gather_sequence
-from trainer.parallel.tensor import split
+from trainer.parallel.products import Sum, TensorParallel, gather_sequence
+from trainer.parallel.tensor import ColumnLinear, look_up, split
+from trainer.plan.config import TrainConfig
 
 
-class _Product(torch.autograd.Function):
-    """x W^T of this rank's inputs: a partial sum of this rank's outputs."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, leaf: Tensor, bias: Bias, block: Block, by: Products
-    ) -> Tensor:
-        whole = block.gather()
-        ctx.save_for_backward(x, whole)
-        ctx.block, ctx.outputs, ctx.overlap = block, by.outputs, by.overlap
-        ctx.has_bias = bias is not None
-        return block.kernels.outputs(x, whole, bias)
+class _Gathered(torch.autograd.Function):
+    """A block, gathered along z; its gradient is scattered."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        x, whole = ctx.saved_tensors
-        kernels = ctx.block.kernels
-        grad_x = kernels.input_gradient(grad, whole)
-        summing: Any = None
-        if ctx.outputs is not None:
-            summing = ctx.outputs.all_reduce(grad_x, "tensor", async_op=ctx.overlap)
-        grad_weight = kernels.weight_gradient(grad, x, ctx.block.weight)
-        grad_weight = ctx.block.depth.scatter(grad_weight, ctx.block)
-        grad_bias = grad.flatten(0, 1).sum(0) if ctx.has_bias else None
-        if summing is not None:
-            summing.wait()
-        return grad_x, grad_weight, grad_bias, None, None
+    def forward(ctx: Any, leaf: Tensor, block: Block) -> Tensor:
+        ctx.block = block
+        return block.gather()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
+        return ctx.block.depth.scatter(grad, ctx.block), None
 
 
 class Products:
     """Projections with inputs and outputs along two axes of the grid; one object for all layers.
 
-    A group is None if this rank has all of that dimension. ``overlap``: the input's gradient is
-    summed while the weights' is computed. With ``kernels``, gathers, products and sums are custom
-    operators, for the compiler.
+    For the compiler, gathers, products and sums are custom operators.
     """
 
-    def __init__(self, grid: Grid, overlap: bool, kernels: Kernels | None) -> None:
-        self.inputs, self.outputs, self.overlap = grid.y.group, grid.x.group, overlap
+    def __init__(self, grid: Grid, kernels: Kernels, config: TrainConfig) -> None:
+        self.inputs = grid.y.group  # None if this rank has all of them
         self.depth = grid.z.size
+        self.outputs = TensorParallel(grid.x.group, False, kernels, config.overlap_all_reduce)
         self.blocks: dict[nn.Module, Block] = {}
-        self.opaque = None if kernels is None else named(self.outputs, kernels)
-        self.sums = None if kernels is None or self.inputs is None else named(self.inputs, kernels)
+        self.opaque = named(self.outputs) if config.compile else None
+        self.sums: str | None = None
+        if config.compile and self.inputs is not None:
+            self.sums = named(replace(self.outputs, group=self.inputs))
 
     def add(self, module: Any, block: Block) -> None:
         """Compute a module's product with this block."""
@@ -87,8 +73,8 @@ class Products:
             leaf = weight if module.anchor is None else module.anchor
             weight = _gathered_block(x, leaf, module.number, weight.size(0) * self.depth)
         if self.sums is None:
-            return column_linear(x, weight, bias, self.opaque, 1, False)
-        total = summed(column_linear(x, weight, None, self.opaque, 1, False), self.sums)
+            return column_linear(x, weight, bias, self.opaque, 1)
+        total = summed(column_linear(x, weight, None, self.opaque, 1), self.sums)
         return total if bias is None else total + bias
 
     def linear(self, x: Tensor, block: Block, bias: Bias) -> Tensor:
@@ -97,9 +83,10 @@ class Products:
         ``x`` is (sequence, batch / gz, inputs / ranks of ``inputs``); the result has outputs /
         ranks of ``outputs``.
         """
+        weight = _Gathered.apply(block.leaf, block)
         if self.inputs is None:
-            return _Product.apply(x, block.leaf, bias, block, self)
-        total = Sum.apply(_Product.apply(x, block.leaf, None, block, self), self.inputs, False)
+            return ColumnLinear.apply(x, weight, bias, self.outputs)
+        total = Sum.apply(ColumnLinear.apply(x, weight, None, self.outputs), self.inputs, False)
         return total if bias is None else total + bias
 
 
@@ -131,36 +118,12 @@ _gathered_block.register_autograd(
 )
 
 
-class _Lookup(torch.autograd.Function):
-    """Rows of this rank's block of a table; zeros for words of other ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, tokens: Tensor, leaf: Tensor, block: Block, first: int) -> Tensor:
-        whole = block.gather()
-        local = tokens - first
-        outside = (local < 0) | (local >= whole.size(0))
-        local = local.masked_fill(outside, 0)
-        ctx.save_for_backward(local, outside)
-        ctx.block, ctx.words = block, whole.size(0)
-        return F.embedding(local, whole).masked_fill_(outside[..., None], 0.0)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        local, outside = ctx.saved_tensors
-        grad = grad.masked_fill(outside[..., None], 0.0)
-        whole = torch.ops.aten.embedding_dense_backward(grad, local, ctx.words, -1, False)
-        return None, ctx.block.depth.scatter(whole, ctx.block), None, None
-
-
 def lookup(tokens: Tensor, block: Block, words: Group | None) -> Tensor:
     """Vectors of tokens, (sequence, batch / gz) to (sequence, batch / gz, hidden / gy).
 
     The ranks of ``words`` have the other rows of the table.
     """
-    rows = block.weight.size(0) * (1 if block.depth.group is None else block.depth.group.size)
-    first = 0 if words is None else words.rank * rows
-    partial: Tensor = _Lookup.apply(tokens, block.leaf, block, first)
-    return partial if words is None else Sum.apply(partial, words, False)
+    return look_up(tokens, _Gathered.apply(block.leaf, block), words, False)
 
 
 class _Norm(torch.autograd.Function):

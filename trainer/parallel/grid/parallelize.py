@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from trainer.model.kernels import Kernels
 from trainer.model.slices import Cut, Split
 from trainer.model.transformer import Stage
+from trainer.parallel.collectives import Group
 from trainer.parallel.grid.depth import Block, Depth
 from trainer.parallel.grid.layers import Products, SplitNorm, lookup
 from trainer.parallel.mesh import Axis, Grid, Mesh
-from trainer.parallel.operators import named
 from trainer.parallel.tensor import split
 from trainer.plan.config import TrainConfig
 
@@ -32,17 +32,16 @@ def parallelize(
     stage: Stage, mesh: Mesh, depth: Depth, kernels: Kernels, config: TrainConfig
 ) -> None:
     """Split a stage that has no storage yet (meta device) over the grid."""
-    grid, overlap = mesh.grid, config.overlap_all_reduce
+    grid = mesh.grid
     blocks: list[Block] = []  # in the order of a forward pass
 
     def add(module: nn.Module, layer: int = -1, source: Block | None = None) -> Block:
-        blocks.append(Block(module, depth, kernels, layer, source))
+        blocks.append(Block(module, depth, layer, source))
         if len(blocks) > 1:
             blocks[-2].next = blocks[-1]
         return blocks[-1]
 
-    opaque = kernels if config.compile else None
-    along = {way: Products(way, overlap, opaque) for way in (grid, grid.transposed)}
+    along = {way: Products(way, kernels, config) for way in (grid, grid.transposed)}
     table: Block | None = None
     if stage.embedding is not None:
         table = add(stage.embedding)
@@ -52,16 +51,15 @@ def parallelize(
         split(stage.positions, {"weight": _of(columns=grid.y)})
     layers: dict[str, Any] = dict(stage.blocks.items())
     for name, layer in layers.items():
-        layer.repeat_attention_only()
         for place in ("attention_norm", "mlp_norm"):
-            _norm(layer, place, grid, opaque)
+            _norm(layer, place, grid, along[grid].sums or grid.y.group)
         attention, mlp = layer.attention, layer.mlp
         for first, last in ((attention.qkv, attention.out), (mlp.up, mlp.down)):
             for module, way in ((first, grid), (last, grid.transposed)):
                 split(module, {"weight": _matrix(way), "bias": _of(rows=way.x)})
                 along[way].add(module, add(module, int(name)))
     if stage.norm is not None and stage.head is not None:
-        _norm(stage, "norm", grid, None)
+        _norm(stage, "norm", grid, grid.y.group)
         tied = table if stage.head.weight is None else None
         logits = add(stage.head, source=tied)
         forward = functools.partial(_head, logits, along[grid])
@@ -73,10 +71,9 @@ def _head(block: Block, by: Products, x: Tensor, tied: Tensor | None) -> Tensor:
     return by.linear(x, block, None)
 
 
-def _norm(module: nn.Module, name: str, grid: Grid, opaque: Kernels | None) -> None:
-    """Split a module's norm; ``opaque``: its sums are custom operators, for the compiler."""
-    if grid.y.group is not None:
-        group = grid.y.group if opaque is None else named(grid.y.group, opaque)
+def _norm(module: nn.Module, name: str, grid: Grid, group: Group | str | None) -> None:
+    """Split a module's norm over a ``group``, if any; a named one is for the compiler."""
+    if group is not None:
         setattr(module, name, SplitNorm(getattr(module, name), _of(rows=grid.y), group))
 
 

@@ -106,17 +106,15 @@ class Axes:
 
     def stride(self, name: str) -> Size:
         """Distance of neighbours on an axis in rank numbers."""
-        names = [*self.sizes]
-        place = names.index(name)
-        inner = math.prod(self.sizes[one] for one in names[:place])
-        first = next((i for i, one in enumerate(names) if one in COPIES), len(names))
-        # x**condition is x where the condition holds, else 1.
-        if name == "pp":
-            outside = math.prod(self.sizes[one] for one in names[first:place])
-            return inner // outside**self.pp_inside
-        if place >= first:
-            return inner * self.sizes.get("pp", 1) ** self.pp_inside
-        return inner
+        pp_last = [*self.sizes]
+        pp_inside = sorted(pp_last, key=COPIES.__contains__)
+        last, inside = (
+            math.prod(self.sizes[one] for one in order[: order.index(name)])
+            for order in (pp_last, pp_inside)
+        )
+        if isinstance(self.pp_inside, np.ndarray):
+            return np.where(self.pp_inside, inside, last)
+        return inside if self.pp_inside else last
 
     def place(self, rank: int, name: str) -> int:
         return int(rank // self.stride(name) % self.sizes[name])
