@@ -20,7 +20,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.cost.fitted import cost_model
 from analysis.cost.memory import GIB, MemoryConstants, memory, reported
+from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework
 from search_spaces.known import framework_named
 from trainer.plan.jobs import ADAPTED_TARGETS, FULL, NONE, jobs
@@ -96,6 +98,20 @@ def torchtune(path: Path) -> Iterator[Row]:
         yield Row(name, row["method"], peak, row["peak_memory_gib"])
 
 
+def offloaded(path: Path) -> tuple[float, float]:
+    """Predicted and published tokens per second of the row whose states are on the host."""
+    rows = pd.read_csv(path, comment="#")
+    [row] = [row for _, row in rows.iterrows() if str(row["note"]).startswith("CPU offload")]
+    job = {"tp": 1, "pp": 1, "gas": 1, "dp": int(row["gpus"]), "mbs": int(row["mbs"])}
+    job |= {"zero_stage": 3, "recompute": FULL, "offload_parameters": True}
+    shape = llama(row["model"], int(row["seq_length"]))
+    model = cost_model(
+        Cluster.named("dgx_a100"), framework_named("torchtune").with_habits(**COMPILED)
+    )
+    found = model.predict(jobs(job, shape)).tokens_per_second
+    return float(found[0]), float(row["tokens_per_s"])
+
+
 def peft(path: Path) -> Iterator[Row]:
     """Plain LoRA on queries and values; bf16 weights without autocast; 99th percentile peaks."""
     habits = framework_named("peft").with_habits(autocast_layers=False)
@@ -128,7 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         errors = np.abs([row.error for row in rows if row.method == method])
         print(f"\n{method}: median error {100 * np.median(errors):.0f} %, ", end="")
         print(f"largest {100 * errors.max():.0f} % of {len(errors)}", end="")
-    print()
+    told, published = offloaded(folder / TABLES[0])
+    print(f"\n\nwith states on the host: {told:,.0f} tokens/s, published {published:,.0f}")
     return 0
 
 
