@@ -114,6 +114,19 @@ def test_a_step_sends_what_was_predicted(
     assert found["bytes"]["totals"]
 
 
+@pytest.mark.parametrize("query_rank", [0, 12])
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_latents_are_what_tensor_parallel_attention_exchanges(
+    count: Count, query_rank: int, split: bool, recompute: str
+) -> None:
+    latent = {"q_lora_rank": query_rank, "kv_lora_rank": 8, "qk_rope_head_dim": 4}
+    model = {**GPT, **latent, "qk_nope_head_dim": 8, "v_head_dim": 8, "positions": "rotary"}
+    values = {"tp": 4, "sequence_parallel": split, "recompute": recompute}
+    found = count(config(model, **values), 4, 1)["bytes"]["tensor"]
+    assert found == expected_traffic(config(model, **values), 4, 1)["bytes"]["tensor"]
+
+
 def parameters(model: dict[str, Any]) -> tuple[int, int]:
     """Of all layers, and outside of them."""
     every = list(in_order(stage_parameters(config(model).model)))

@@ -20,9 +20,6 @@ from trainer.plan.sizes import mixed_layers
 
 PASS_SUMS = 2
 """All-reduces per layer and pass: of row-parallel outputs, of column-parallel input gradients."""
-FURTHER_GATHERS = 2
-"""With sequence parallelism the backward pass gathers both column-parallel inputs again, for the
-weight gradients."""
 
 
 def splits_sequence(jobs: Jobs, habits: Habits) -> Mask:
@@ -30,14 +27,18 @@ def splits_sequence(jobs: Jobs, habits: Habits) -> Mask:
     return np.asarray(jobs.options.sequence_parallel | habits.sequence_parallel)
 
 
-def sums(jobs: Jobs, habits: Habits, counts: Mapping[Pass, tuple[Size, Size]]) -> Exchanges:
+def sums(
+    jobs: Jobs, habits: Habits, counts: Mapping[Pass, tuple[Size, Size]], width: Size | None = None
+) -> Exchanges:
     """Sums of activations over tp.
 
-    ``counts``: per pass, sums, and all-gathers under sequence parallelism, where a sum is a
-    reduce-scatter.
+    Args:
+        counts: per pass, sums, and all-gathers under sequence parallelism, where a sum is a
+            reduce-scatter.
+        width: of the activations, over the hidden states'; default theirs.
     """
     group, split = jobs.layout.axes.group("tp"), splits_sequence(jobs, habits)
-    sent = jobs.activation_bytes
+    sent = jobs.activation_bytes if width is None else jobs.activation_bytes * width
     behind: Work = "products" if habits.overlaps_tensor else ""
     fuses = np.where(split & jobs.options.async_tp, 1.0, 0.0)
     made: list[Exchange] = []
@@ -57,8 +58,10 @@ def layer_exchanges(jobs: Jobs, habits: Habits) -> Exchanges:
     """Sums of activations in both passes of a layer, and those that full recomputation repeats, or
     that of a feed-forward part or of shared experts among ``recompute_modules``.
 
-    With sequence parallelism both inputs of a repeated pass are gathered, even if its last sum is
-    left out.
+    With sequence parallelism the backward pass gathers both column-parallel inputs again, for the
+    weight gradients, and both inputs of a repeated pass are gathered, even if its last sum is left
+    out. Latent attention's inputs are its latents, which each rank makes by itself, and the rotary
+    channels of its keys, which meet no weight.
     """
     full = np.where(jobs.repeats_layers, 1.0, 0.0)
     module = dict(zip(MODULES, jobs.modules, strict=True))
@@ -67,12 +70,30 @@ def layer_exchanges(jobs: Jobs, habits: Habits) -> Exchanges:
         mixed = mixed_layers(jobs.model, mixture) / jobs.model.num_layers
         shared = np.maximum(module["shared_experts"], module["moe"])
         again = again * (1.0 - mixed) + shared * (mixture.shared_ffn_size > 0) * mixed
+    latent, inputs = jobs.model.latent, np.full(len(jobs), float(PASS_SUMS))
+    if latent is not None:
+        inputs = inputs - ((latent.key_value_rank > 0) & (latent.query_rank > 0))
     counts: dict[Pass, tuple[Size, Size]] = {
-        "forward": (PASS_SUMS, PASS_SUMS),
-        "backward": (PASS_SUMS, PASS_SUMS + FURTHER_GATHERS),
-        "repeated": (full * habits.repeated_sums + again, full * PASS_SUMS + again),
+        "forward": (PASS_SUMS, inputs),
+        "backward": (inputs, PASS_SUMS + inputs),
+        "repeated": (full * habits.repeated_sums + again, full * inputs + again),
     }
-    return sums(jobs, habits, counts)
+    found = sums(jobs, habits, counts)
+    if latent is None:
+        return found
+    for width, weighed in (
+        (latent.query_rank, 1.0),
+        (latent.key_value_rank, 1.0),
+        (latent.rotary_size, 0.0),
+    ):
+        some = np.where((latent.key_value_rank > 0) & (width > 0), 1.0, 0.0)
+        own: dict[Pass, tuple[Size, Size]] = {
+            "forward": (0.0, some),
+            "backward": (some, weighed * some),
+            "repeated": (0.0, full * some),
+        }
+        found += sums(jobs, habits, own, width / jobs.model.hidden_size)
+    return found
 
 
 def host_calls(jobs: Jobs, habits: Habits) -> Array:
