@@ -16,6 +16,7 @@ from search_spaces.known import framework_named
 from search_spaces.language.schema import ModelFile
 from search_spaces.shipped import read_named
 from support.gpt_jobs import gpt
+from trainer.plan.axes import tp
 from trainer.plan.jobs import LORA, MODULES, NONE, SELECTIVE, Jobs, jobs
 
 BRIDGE = framework_named("megatron-bridge")
@@ -143,7 +144,9 @@ def test_a_repeated_feed_forward_part_sums_over_tp_again() -> None:
     # moe_layer.py: a checkpoint around shared experts, which are split by tp; 58 layers have them.
     mixed = named("deepseek_v3", ["none", "shared_experts", "moe"], tp=8, dp=16, etp=1, ep=8)
     sent = layer(mixed, nothing_hidden).tensor
-    assert sent[1] == sent[2] == pytest.approx((4 + 58 / 61) / 4 * sent[0])
+    [*_, one] = tp.sums(mixed, nothing_hidden.framework, {"forward": (1.0, 0.0)})
+    more = 58 / 61 * nothing_hidden.seconds(one)
+    assert sent[1] == sent[2] == pytest.approx(sent[0] + more[0])
     without = named("mixtral_8x7b", ["none", "moe"], tp=8, dp=16, etp=1, ep=8)
     assert np.ptp(layer(without, nothing_hidden).tensor) == 0
 
