@@ -111,7 +111,9 @@ class Cluster(_Record):
     """inside a node, innermost first; the outermost may join whole nodes"""
     nic: Nic | None = None
     host_link_gb_per_s: Rate | None = None
-    """GPU to host memory, for offloaded activations. Default 31.5, PCIe Gen4"""
+    """GPU to host memory, for what is offloaded. Default 31.5, PCIe Gen4"""
+    host_memory_gib: Rate | None = None
+    """of one node: what is offloaded must fit into it"""
     overlap: float | None = Field(default=None, ge=0.001, le=1)
     """share of its time that a matrix product hides of a collective that runs at the same time"""
     node_failures_per_day: Rate | None = None

@@ -19,6 +19,12 @@ def sequence_split(jobs: Jobs, framework: Framework) -> Array:
     return np.where(splits_sequence(jobs, framework), jobs.layout.tp, jobs.layout.gy)
 
 
+def _input_split(jobs: Jobs, framework: Framework) -> Array:
+    """Ranks over which the input of a recomputed layer is split."""
+    apart = jobs.options.partition_activations != 0
+    return np.where(apart, jobs.layout.tp, sequence_split(jobs, framework))
+
+
 def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
     """Activations that one layer keeps of one micro-batch.
 
@@ -63,7 +69,7 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
     written = np.where(kept_scores, scores, 0.0)
     split = split + np.where(is_flash(jobs, framework), sums, written)
     kept = whole + split / jobs.layout.tp
-    only_input = e * h / sequence_split(jobs, framework)
+    only_input = e * h / _input_split(jobs, framework)
     some = np.where(recompute == SELECTIVE, _selective(jobs, framework, kept, f), kept)
     frozen = tuning.freezes(jobs)
     if frozen.any():

@@ -131,19 +131,21 @@ def memory(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> Memo
 
 def host_bytes(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> Array:
     """Offloaded activations and states in the host's memory, of the rank with most; bytes."""
-    layer = constants.activation_scale * layer_bytes(jobs, framework, jobs.options.recompute)
-    held = [stage.in_flight * stage.layers * layer for stage in fullest_stages(jobs, framework)]
-    activations = np.where(jobs.options.offload_activations, np.max(held, axis=0), 0.0)
-    options = jobs.options
+    options, held = jobs.options, np.zeros(len(jobs))
+    if options.offload_activations.any():
+        layer = constants.activation_scale * layer_bytes(jobs, framework, options.recompute)
+        stages = fullest_stages(jobs, framework)
+        each = np.max([stage.in_flight * stage.layers * layer for stage in stages], axis=0)
+        held = np.where(options.offload_activations, each, held)
     if not (options.offload_optimizer + options.offload_parameters).any():
-        return activations
+        return held
     everywhere, kept = (
         _stages(each, framework, constants, "tensors")
         for each in (state_offload.kept_on_device(jobs), jobs)
     )
     names = ("weights", "gradients", "optimizer")
     left = sum(getattr(everywhere, name) - getattr(kept, name) for name in names)
-    return np.asarray(activations + np.max(left, axis=0))
+    return np.asarray(held + np.max(left, axis=0))
 
 
 def reported(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> tuple[Array, Array]:

@@ -16,6 +16,7 @@ from analysis.cost.memory import MemoryParts, host_bytes
 from analysis.cost.memory_fit import Measurements, MemoryModel
 from analysis.cost.network import UNKNOWN, Network, expected_state, likelier, quantile
 from analysis.cost.stages import refused
+from analysis.cost.state_offload import fits_host
 from analysis.cost.step import StepParts, crowded_s, step
 from analysis.cost.time_constants import TimeConstants, without_effect
 from analysis.cost.tuning import trained_share
@@ -44,7 +45,7 @@ class Prediction:
     jobs: Jobs
     memory: MemoryParts  # bytes on the fullest rank, in parts
     time: StepParts  # seconds of a step, in parts
-    fits: Array  # probability that a job runs within the GPU's memory
+    fits: Array  # probability that a job runs within the memory of its GPUs, and of their host
     full: Array  # probability that a job that fits has no memory to spare, which may slow it down
 
     @cached_property
@@ -57,7 +58,7 @@ class Prediction:
 
     @cached_property
     def host_bytes(self) -> Array:
-        """Pinned buffers of offloaded activations, of the rank with most of them."""
+        """Offloaded activations and states, of the rank with most of them."""
         of = self.model.column
         return of(self.jobs, lambda m, j: host_bytes(j, m.framework, m.memory.constants))
 
@@ -101,7 +102,8 @@ class Prediction:
         do.
         """
         limit, of = self.model.memory_limit_bytes, self.model.column
-        return of(self.jobs, lambda m, j: m.memory.cautious.fits(j, m.framework, limit))
+        own = of(self.jobs, lambda m, j: m.memory.cautious.fits(j, m.framework, limit))
+        return np.asarray(own * fits_host(self.host_bytes, self.jobs, self.model.cluster))
 
     @property
     def tokens_per_second(self) -> Array:
@@ -184,13 +186,14 @@ class CostModel:
         def memory(model: CostModel, own: Jobs) -> Columns:
             return model.memory.parts(own, model.framework).as_dict()
 
-        return Prediction(
+        found = Prediction(
             model=self,
             jobs=jobs,
             memory=MemoryParts(**self.each(jobs, memory)),
             time=StepParts(**self.each(jobs, times)),
             **self.each(jobs, lambda m, j: m.memory.chances(j, m.framework, limit)),
         )
+        return replace(found, fits=found.fits * fits_host(found.host_bytes, jobs, self.cluster))
 
     @classmethod
     def of_engines(cls, models: Iterable[CostModel]) -> CostModel:

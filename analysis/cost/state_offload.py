@@ -14,7 +14,7 @@ import numpy as np
 
 from analysis.cost import tuning
 from analysis.cost.layer import Machine, host_copy_s, left_over
-from search_spaces import Framework
+from search_spaces import Cluster, Framework
 from trainer.plan.axes.dp import Holders
 from trainer.plan.jobs import Array, Jobs, Mask
 
@@ -22,6 +22,9 @@ CPU_ADAM_BYTES_PER_S = 120e9
 """Memory traffic of a node in DeepSpeed's CPU-Adam: 30 bytes of each of 10^9 parameters in 0.25 s
 on two Xeon 8168 (Ren et al. 2021, table 4)."""
 
+HOST_PROCESS_BYTES = 4.0 * 2**30
+"""Of a rank's process on the host: libraries, the driver's context, loaded data."""
+HOST_LOG_SD = 0.15  # of what a node's ranks need there
 _COLUMNS = "offload_optimizer", "offload_parameters"
 
 
@@ -44,6 +47,24 @@ def kept_on_device(jobs: Jobs) -> Jobs:
     return replace(jobs, options=options)
 
 
+def fits_host(held: Array, jobs: Jobs, cluster: Cluster) -> Array:
+    """Probability that a node's memory holds what its ranks offload, ``held`` bytes each.
+
+    1 where they offload nothing, or the cluster states no ``host_memory_gib``.
+    """
+    if cluster.host_memory_gib is None or not held.any():
+        return np.ones(len(jobs))
+    from scipy.special import ndtr  # slow to import, and a space is checked without it
+
+    needed = _ranks_of_node(jobs, cluster) * (held + HOST_PROCESS_BYTES)
+    margin = np.log(cluster.host_memory_gib * 2**30 / needed)
+    return np.where(held > 0, ndtr(margin / HOST_LOG_SD), 1.0)
+
+
+def _ranks_of_node(jobs: Jobs, cluster: Cluster) -> Array:
+    return np.minimum(jobs.layout.world_size, cluster.gpus_per_node)
+
+
 def on_device(
     states: dict[str, Array], jobs: Jobs, framework: Framework, gradient_shard: Array
 ) -> dict[str, Array]:
@@ -63,8 +84,8 @@ def update_s(jobs: Jobs, machine: Machine, moved: Array) -> Array:
 
     ``moved``: bytes that one rank's update reads and writes.
     """
-    ranks = np.minimum(jobs.layout.world_size, machine.cluster.gpus_per_node)
-    return np.asarray(machine.constants.host_update * ranks * moved / CPU_ADAM_BYTES_PER_S)
+    everything = _ranks_of_node(jobs, machine.cluster) * moved
+    return np.asarray(machine.constants.host_update * everything / CPU_ADAM_BYTES_PER_S)
 
 
 def exposed_copies_s(

@@ -130,6 +130,7 @@ class Preflight:
             ("peak_fp32_tflops", _rounded(full), unstated),
             ("gemm_bf16_tflops", _rounded(half), "measured"),
             ("overlap", _rounded(self.result.get("overlap")), "measured"),
+            ("host_memory_gib", self._host_memory_gib(), "all of a node's"),
             ("host_link_gb_per_s", host or _rounded(pinned), self._measured_at(pinned, like, "")),
         ]
         lines = [_line(key, value, note) for key, value, note in entries if value is not None]
@@ -153,6 +154,11 @@ class Preflight:
         cores = self.result["cpus_per_node"]
         shared = self.device["type"] == "cpu" and self.per_node > cores
         return significant(self.per_node / cores) if shared else None
+
+    def _host_memory_gib(self) -> float | None:
+        """None for CPUs, whose memory is the ranks' own."""
+        total = self.result.get("host_memory_bytes")
+        return None if total is None or self.device["type"] == "cpu" else _rounded(total / 2**30)
 
     def _nic(self, alike: Sequence[Cluster]) -> tuple[Nic | None, str]:
         named = [c for c in alike if c.name == self.name and c.nic]

@@ -101,7 +101,7 @@ def v100(path: Path, frame: pd.DataFrame) -> Table:
     offloaded = place.str.contains("offload", case=False) & ~frame["note"].str.contains(
         "Opt Offl=N; Par Offl=N"
     )
-    # The DeepSpeed scripts of that branch keep layers' inputs in the host's memory.
+    # The DeepSpeed scripts of that branch keep layers' inputs in the host's memory, split over tp.
     in_host = place.str.contains("ZeRO (old branch)", regex=False)
     unknown = np.isnan(number_column(frame, "layers")) | np.isnan(number_column(frame, "mbs"))
     stage = number_column(frame, "zero_stage")
@@ -113,6 +113,7 @@ def v100(path: Path, frame: pd.DataFrame) -> Table:
         offload_optimizer=on_host,
         offload_parameters=on_host,
         offload_activations=in_host[~unknown].to_numpy(),
+        partition_activations=in_host[~unknown].to_numpy(),
     )
     memory = whole["note"].str.extract(r"GPU M=(\d+)GB", expand=False).astype(float).to_numpy()
     small = whole["gpu"].str.contains("16GB").to_numpy()

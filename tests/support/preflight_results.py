@@ -27,6 +27,7 @@ def preflight_result(device: dict[str, Any] = H100, **changes: Any) -> dict[str,
     return {
         "status": "ok", "message": "", "device": device, "torch": "2.13.0",
         "ranks_per_node": 8, "hosts": ["n1"] * 8 + ["n2"] * 8, "cpus_per_node": 96,
+        "host_memory_bytes": 2**41,
         "adapters": {f"mlx5_{i}:1": 50.0 for i in range(8)},
         "gemm": [
             {"of": "square", "dtype": "bfloat16", "rows": n, "columns": n, "inner": n,

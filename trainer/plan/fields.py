@@ -205,7 +205,7 @@ class Choices(Described):
     """one layer in so many recomputes; the others keep everything"""
     offload_activations: Annotated[
         bool,
-        OtherNames("activation_offloading enable_activation_offloading"),
+        OtherNames("activation_offloading enable_activation_offloading cpu_checkpointing"),
         Refused("its activations stay on the device"),
         Column(),
     ] = False
@@ -267,6 +267,10 @@ class OtherChoices(Described):
     """matrices that have adapters: all of a layer, those of attention, or queries and values"""
     lora_dropout: Annotated[float, Column()] = Field(default=0.0, ge=0, lt=1)
     """share of an adapter's inputs that is dropped; above 0 each keeps a copy and a mask"""
+    partition_activations: Annotated[bool, OtherNames("distribute_saved_activations"), Column()] = (
+        False
+    )
+    """inputs of recomputed layers are split over tp, and gathered before they are used again"""
     offload_optimizer: Annotated[bool, OtherNames("optimizer_cpu_offload"), Column()] = False
     """optimizer states, and gradients where they are split, are in the host's memory, and the host
     updates the weights (ZeRO-Offload)"""

@@ -142,6 +142,7 @@ def _facts(record: Record, device: Device, place: RankEnvironment, peers: Peers)
         ranks_per_node=place.local_world_size,
         hosts=[r["host"] for r in ranks],
         cpus_per_node=len({cpu for r in first for cpu in r["cpus"]}),
+        host_memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         adapters=network_adapters(),
     )
 

@@ -9,12 +9,12 @@ import pytest
 
 from analysis.cost.memory import GIB
 from analysis.cost.model import CostModel, Prediction
-from analysis.cost.state_offload import CPU_ADAM_BYTES_PER_S
+from analysis.cost.state_offload import CPU_ADAM_BYTES_PER_S, HOST_PROCESS_BYTES
 from analysis.cost.time_constants import without_effect
 from search_spaces.cluster import Cluster
 from search_spaces.known import framework_named
 from support.gpt_jobs import gpt
-from trainer.plan.jobs import FULL, Jobs
+from trainer.plan.jobs import FULL, NONE, Jobs
 
 PARAMETERS = 22e9  # of the 22B model, roughly
 
@@ -106,3 +106,29 @@ def test_the_hosts_constant_is_learnt_from_jobs_that_offload_only() -> None:
         without_effect(sharded(3)).sum() - without_effect(sharded(3, offload_optimizer=True)).sum()
         == 1
     )
+
+
+def test_partitioned_inputs_are_split_over_tp_and_gathered_again() -> None:
+    jobs = gpt(tp=4, recompute=np.array([FULL, NONE]), partition_activations=True)
+    whole = gpt(tp=4, recompute=np.array([FULL, NONE]))
+    apart, plain = (predicted(each, "megatron-lm") for each in (jobs, whole))
+    saved = plain.memory.activations[0] - apart.memory.activations[0]
+    assert saved == pytest.approx(48 * 4 * 2048 * 2 * 6144 * 3 / 4)  # 16-bit inputs of all layers
+    assert apart.memory.activations[1] == plain.memory.activations[1]
+    assert apart.time.tensor[0] > plain.time.tensor[0]
+    assert apart.time.tensor[1] == plain.time.tensor[1]
+
+
+def test_what_is_offloaded_must_fit_into_a_nodes_memory() -> None:
+    jobs = sharded(3, offload_optimizer=True)
+    held = predicted(jobs, "deepspeed-bf16").host_bytes[0]
+    needed = 8 * (held + HOST_PROCESS_BYTES) / GIB
+    tight, roomy, unstated = (
+        predicted(jobs, "deepspeed-bf16", host_memory_gib=gib)
+        for gib in (0.8 * needed, 2 * needed, None)
+    )
+    assert tight.fits[0] < 0.1 and tight.may_fit[0] < 0.1
+    assert roomy.fits == pytest.approx(unstated.fits, abs=1e-3)
+    # Nothing is offloaded, so the host's size does not matter.
+    plain = predicted(sharded(3), "deepspeed-bf16", host_memory_gib=1.0)
+    assert plain.fits == predicted(sharded(3), "deepspeed-bf16").fits

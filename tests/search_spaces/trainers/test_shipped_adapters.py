@@ -43,6 +43,7 @@ VALUES: dict[str, list[Any]] = {
     "lora_dropout": [0.0, 0.05],
     "lora_targets": ["linear", "attention", "qv"],
     **{f"offload_{what}": [False, True] for what in ("activations", "optimizer", "parameters")},
+    "partition_activations": [False, True],
     "rank_order": ["tp-cp-dp-pp", "tp-pp-cp-dp"],
     "pipeline_layout": ["none", "Et*8|(t*8|)*2t*8L"],
 }

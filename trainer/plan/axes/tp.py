@@ -79,6 +79,10 @@ def layer_exchanges(jobs: Jobs, habits: Habits) -> Exchanges:
         "repeated": (full * habits.repeated_sums + again, full * inputs + again),
     }
     found = sums(jobs, habits, counts)
+    if jobs.options.partition_activations.any():
+        apart = full * jobs.options.partition_activations * ~splits_sequence(jobs, habits)
+        group, sent = jobs.layout.axes.group("tp"), jobs.activation_bytes
+        found += (Exchange("tensor", "all_gather", group, sent, apart, "repeated"),)
     if latent is None:
         return found
     for width, weighed in (
