@@ -65,7 +65,8 @@ def notes(space: SearchSpace) -> Iterator[str]:
     for name in offloading(space)[:1]:
         yield (
             f"the cost model knows nothing of offloading ({name}): more will fit, and steps take "
-            "longer, than it says"
+            "longer, than it says; if states go to the host's memory, give the parameter "
+            "offload_optimizer or offload_parameters the value true"
         )
 
 
@@ -129,26 +130,30 @@ def _scripts(space: SearchSpace) -> list[str]:
     return [e for e in entries if e.endswith((".py", ".sh")) and "{" not in e]
 
 
-# Options and paths of known trainers that ``offload_optimizer`` and ``offload_parameters`` state.
-_PRICED = re.compile(
-    r"optimizer[-_]cpu[-_]offload|optimizer_offload_fraction|enable_cpu_offload|fsdp_cpu_offload"
-    r"|offload_(?:optimizer|param)\.device$|OFFLOAD_(?:OPTIMIZER|PARAM)"
-)
 _OFF = (None, False, 0, "", "none", "None", "false", "no", "auto")
 
 
 def offloading(space: SearchSpace) -> list[str]:
     """Options, paths and variables that offload states to the host or to disks, without a price."""
-    spec = space.trainer
-    found = [word for word in spec.words if word.startswith("-") and "offload" in word]
+    words, spec = space.trainer.words, space.trainer
+    found: list[tuple[str, Any]] = [
+        (word.partition("=")[0], word.partition("=")[2] or after)
+        for word, after in zip(words, [*words[1:], ""], strict=True)
+        if word.startswith("-") and "offload" in word
+    ]
     for file in spec.files.values():
-        for content in (file.content or {}, *file.settings):
+        for content in (file.content or {}, file.set, *(case.set for case in file.cases)):
             values = by_dotted_path(content)
-            found += [path for path, value in values.items() if _switches_on(path, value)]
-    found += [name for name, v in spec.env.items() if "OFFLOAD" in name and v not in _OFF]
-    if not space.parameters.keys().isdisjoint(("offload_optimizer", "offload_parameters")):
-        found = [name for name in found if not _PRICED.search(name)]
-    return sorted({word.partition("=")[0].removesuffix(".device") for word in found})
+            found += [(path, value) for path, value in values.items() if _switches_on(path, value)]
+    found += [(name, v) for name, v in spec.env.items() if "OFFLOAD" in name and v not in _OFF]
+    stated = not space.parameters.keys().isdisjoint(("offload_optimizer", "offload_parameters"))
+    without = [name for name, value in found if not stated or _partly(name, value)]
+    return sorted({name.removesuffix(".device") for name in without})
+
+
+def _partly(name: str, value: Any) -> bool:
+    """Whether an option offloads to a disk, or a part of the states, which has no price."""
+    return value == "nvme" or ("fraction" in name and str(value) not in ("1", "1.0"))
 
 
 def _switches_on(path: str, value: Any) -> bool:
