@@ -279,7 +279,8 @@ class Builder:
             return "is derived from the others, never searched; remove it"
         if name in self.static or name in TRIAL_PLACEHOLDERS:
             return "is a fact of the model, cluster or trial; rename it"
-        if self.own_trainer and (usual := parameters.USUAL_NAMES.get(name, name)) != name:
+        usual = parameters.USUAL_NAMES.get(name, name)
+        if self.own_trainer and usual != name and not self.frozen:  # an older run keeps its names
             return (
                 f"is {usual} here: rename it, so that dp, batch and cost model know it; the "
                 f"command can pass {{{usual}}} on by any name"

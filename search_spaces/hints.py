@@ -11,6 +11,7 @@ from typing import Any
 from foundation.documents import as_written, by_dotted_path
 from foundation.messages import nearest
 from search_spaces.known import FRAMEWORKS
+from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.space import SearchSpace
 
 _WORK_PER_TIME = re.compile(r"(?:tokens|samples)_per_second|tflops|_per_token$|\bmfu$")
@@ -62,12 +63,7 @@ def notes(space: SearchSpace) -> Iterator[str]:
             f"no record of the framework {as_written(named)}: what it keeps in memory is inferred "
             f"from the trials, starting from what others keep{nearest(named, FRAMEWORKS)}"
         )
-    for name in offloading(space)[:1]:
-        yield (
-            f"the cost model knows nothing of offloading ({name}): more will fit, and steps take "
-            "longer, than it says; if states go to the host's memory, give the parameter "
-            "offload_optimizer or offload_parameters the value true"
-        )
+    yield from _without_price(space)
 
 
 def _decided_beforehand(space: SearchSpace) -> Iterator[str]:
@@ -130,34 +126,52 @@ def _scripts(space: SearchSpace) -> list[str]:
     return [e for e in entries if e.endswith((".py", ".sh")) and "{" not in e]
 
 
+_PARTLY = re.compile("fraction|ratio")
 _OFF = (None, False, 0, "", "none", "None", "false", "no", "auto")
 
 
-def offloading(space: SearchSpace) -> list[str]:
-    """Options, paths and variables that offload states to the host or to disks, without a price."""
-    words, spec = space.trainer.words, space.trainer
-    found: list[tuple[str, Any]] = [
-        (word.partition("=")[0], word.partition("=")[2] or after)
-        for word, after in zip(words, [*words[1:], ""], strict=True)
-        if word.startswith("-") and "offload" in word
-    ]
+def _without_price(space: SearchSpace) -> Iterator[str]:
+    """A note on the first option that offloads states in a way that the cost model is not told."""
+    parameters = ("offload_optimizer", "offload_parameters")
+    stated = [n for n in parameters if n in space.parameters and True in space.parameters[n].values]
+    for name, value in sorted({*_offloading(space.trainer)}):
+        partly = _PARTLY.search(name) and value not in ("1", "1.0")
+        if partly or value == "nvme":
+            yield (
+                f"the cost model knows nothing of such offloading ({name} {value}): for it, states "
+                "are all on the GPU or all in the host's memory; memory and step times will differ"
+            )
+            return
+        words = [word for word in ("optim", "param") if word in name.lower()]
+        if not any(word in one for one in stated for word in words or ("offload",)):
+            yield (
+                f"the cost model knows nothing of offloading ({name}): more will fit, and steps "
+                "take longer, than it says; if states go to the host's memory, give the parameter "
+                "offload_optimizer or offload_parameters the value true"
+            )
+            return
+
+
+def _offloading(spec: TrainerSpec) -> Iterator[tuple[str, str]]:
+    """Options, paths and variables that offload states to the host or to disks, with values."""
+    words = spec.words
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        if word.startswith("-") and "offload" in word:
+            name, _, value = word.partition("=")
+            yield name, value or after
     for file in spec.files.values():
         for content in (file.content or {}, file.set, *(case.set for case in file.cases)):
-            values = by_dotted_path(content)
-            found += [(path, value) for path, value in values.items() if _switches_on(path, value)]
-    found += [(name, v) for name, v in spec.env.items() if "OFFLOAD" in name and v not in _OFF]
-    stated = not space.parameters.keys().isdisjoint(("offload_optimizer", "offload_parameters"))
-    without = [name for name, value in found if not stated or _partly(name, value)]
-    return sorted({name.removesuffix(".device") for name in without})
-
-
-def _partly(name: str, value: Any) -> bool:
-    """Whether an option offloads to a disk, or a part of the states, which has no price."""
-    return value == "nvme" or ("fraction" in name and str(value) not in ("1", "1.0"))
+            for path, value in by_dotted_path(content).items():
+                if _switches_on(path, value):
+                    yield path.removesuffix(".device"), str(value)
+    for name, value in spec.env.items():
+        if "OFFLOAD" in name and value not in _OFF:
+            yield name, str(value)
 
 
 def _switches_on(path: str, value: Any) -> bool:
     """Whether an offloading key, or its ``device``, is on; activations' offloading is modelled."""
     above, _, last = path.rpartition(".")
     says = "offload" in last or (last == "device" and "offload" in above)
+    says |= last == "ratio" and "offload" in above
     return says and value not in _OFF and value != "{offload_activations}"

@@ -6,12 +6,12 @@ The derivation of every term is in docs/how-it-works/memory.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, Self
 
 import numpy as np
 
-from analysis.cost import state_offload, tuning
+from analysis.cost import state_memory, tuning
 from analysis.cost.activations import (
     layer_bytes,
     left_on_device,
@@ -21,14 +21,14 @@ from analysis.cost.activations import (
     waiting_logits_bytes,
 )
 from analysis.cost.constants import Constants, Parts, constant
-from analysis.cost.stages import StageLoad, all_holders, fullest_stages, kept_by, stacked_stages
-from analysis.cost.state_exchanges import as_run
+from analysis.cost.stages import StageLoad, all_holders, fullest_stages, stacked_stages
+from analysis.cost.state_memory import as_held, num_tables, stage_states
 from search_spaces import Framework
-from trainer.plan.axes import cp, ep, grid
+from trainer.plan.axes import cp, grid
 from trainer.plan.axes.dp import Holders, in_buckets
 from trainer.plan.jobs import NONE, STEP_GRAPHS, Array, Jobs
 from trainer.plan.sizes import expert_weights, ffn_weights, layer_weights, table_weights
-from trainer.plan.states import DEGREES, PENDING_REDUCTIONS, masters_are_weights, state_bytes
+from trainer.plan.states import PENDING_REDUCTIONS
 
 GIB = 2.0**30
 GATHERED_TENSORS = 2.0  # whole hidden states beside a layer that sequence parallelism splits
@@ -83,38 +83,6 @@ class MemoryParts(Parts):
         return type(self)(**{name: part * factor for name, part in self.as_dict().items()})
 
 
-def rank_state_bytes(
-    parameters: Array, jobs: Jobs, framework: Framework, holders: Holders
-) -> dict[str, Array]:
-    """Weights, secondary copy, gradients and optimizer states of a rank's parameters.
-
-    ``trainer.plan.states`` with the framework's habits.
-    """
-    e, bits = jobs.options.element_bytes, jobs.placement.secondary_bits
-    one_copy = np.asarray(e == 4)
-    if framework.sharded_masters:
-        flat = in_buckets(jobs, framework, holders)
-        one_copy = masters_are_weights(holders.placement, one_copy, flat)
-    one_copy = one_copy & ~state_offload.updates_on_host(
-        jobs, framework
-    )  # master weights are on the host
-    whole = (holders.placement.gradient_shard == 1) & (e < 4)
-    alone = (holders.placement.optimizer_shard == 1) | (jobs.placement.zero_stage == 0)
-    extra = np.where(alone, *framework.extra_gradient_bytes)
-    return state_bytes(
-        parameters,
-        holders.placement,
-        weight_bytes=e,
-        secondary_bytes=np.where(bits > 0, bits / 8, e),
-        gradient_bytes=framework.gradient_bytes,
-        one_copy=one_copy,
-        regathers=framework.sharded_masters,
-        master_bytes=framework.master_bytes,
-        moment_bytes=framework.moment_bytes,
-        extra_gradient_bytes=np.where(whole, extra, 0.0),
-    )
-
-
 def memory(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> MemoryParts:
     """Parts of what the fullest rank needs when memory is short; bytes."""
     stages = _stages(jobs, framework, constants, "short")
@@ -131,21 +99,20 @@ def memory(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> Memo
 
 def host_bytes(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> Array:
     """Offloaded activations and states in the host's memory, of the rank with most; bytes."""
-    options, held = jobs.options, np.zeros(len(jobs))
+    options, activations = jobs.options, np.zeros(len(jobs))
     if options.offload_activations.any():
         layer = constants.activation_scale * layer_bytes(jobs, framework, options.recompute)
         stages = fullest_stages(jobs, framework)
         each = np.max([stage.in_flight * stage.layers * layer for stage in stages], axis=0)
-        held = np.where(options.offload_activations, each, held)
+        activations = np.where(options.offload_activations, each, activations)
     if not (options.offload_optimizer + options.offload_parameters).any():
-        return held
-    everywhere, kept = (
-        _stages(each, framework, constants, "tensors")
-        for each in (state_offload.kept_on_device(jobs), jobs)
-    )
-    names = ("weights", "gradients", "optimizer")
-    left = sum(getattr(everywhere, name) - getattr(kept, name) for name in names)
-    return np.asarray(held + np.max(left, axis=0))
+        return activations
+    jobs = as_held(jobs, framework)
+    stage, holders = StageLoad(*stacked_stages(jobs, framework)), all_holders(jobs, framework)
+    states, _ = stage_states(stage, num_tables(stage, jobs), jobs, holders, framework)
+    kept = state_memory.on_device(states, jobs, framework)
+    left = np.asarray(sum(states.values()) - sum(kept.values()))
+    return np.asarray(activations + left.max(axis=0))
 
 
 def reported(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> tuple[Array, Array]:
@@ -164,7 +131,7 @@ def _stages(
     first_only: bool = False,
 ) -> MemoryParts:
     """Parts of a rank of each stage that may be the fullest; columns of shape (stages, ..., n)."""
-    jobs = _as_held(jobs, framework)
+    jobs = as_held(jobs, framework)
     # Constants may be columns of many draws, of shape (c, 1).
     beside = np.index_exp[:, None] if np.ndim(constants.workspace_bytes) else np.index_exp[:]
     rows = slice(1 if first_only else None)
@@ -172,18 +139,6 @@ def _stages(
     layer = layer_bytes(jobs, framework, jobs.options.recompute)
     holders = all_holders(jobs, framework)
     return _stage_memory(stages, layer, jobs, holders, framework, constants, state)
-
-
-@kept_by("optimizer_always_sharded", "whole_in_pipelines")
-def _as_held(jobs: Jobs, framework: Framework) -> Jobs:
-    """Jobs with the degrees by which the framework really shards training states."""
-    jobs = as_run(jobs, framework)
-    if not framework.whole_in_pipelines:
-        return jobs
-    whole, said = jobs.layout.pp > 1, jobs.placement
-    weights = np.where(whole, 1.0, said.weight_shard)
-    gradients = np.where(whole, 1.0, said.gradient_shard)
-    return replace(jobs, placement=replace(said, weight_shard=weights, gradient_shard=gradients))
 
 
 def _stage_memory(
@@ -196,14 +151,10 @@ def _stage_memory(
     state: Allocator,
 ) -> MemoryParts:
     """Parts of the stages' ranks; ``layer``: bytes that a layer keeps of a micro-batch."""
-    tables = _tables(stage, jobs)
-    each = ep.rank_parameters(jobs, stage.layers, tables, stage.embedding)
-    held = [*zip(each, holders, strict=False)]
+    tables = num_tables(stage, jobs)
+    states, held = stage_states(stage, tables, jobs, holders, framework)
+    states = state_memory.on_device(states, jobs, framework)
     every = np.asarray(sum(weights for weights, _ in held))
-    rows = tables * table_weights(jobs.model) / jobs.layout.layer_ranks
-    states = _state_bytes(held, jobs, framework)
-    states = tuning.tuned_states(states, jobs, framework, every, rows, stage.layers)
-    states = state_offload.on_device(states, jobs, framework, holders[0].placement.gradient_shard)
     one = constants.activation_scale * stage_bytes(stage, layer, jobs, framework)
     one = left_on_device(stage, one, constants.activation_scale * layer, jobs, framework)
     logits = np.where(stage.head, constants.logit_scale * logits_bytes(jobs, framework), 0.0)
@@ -225,7 +176,7 @@ def _stage_memory(
     # only where they are larger than the freed blocks, or do not fit into them.
     copies = [_copied_gradients(w * share, holders, framework) for w, holders in held]
     flat, applied = (np.asarray(sum(each)) for each in zip(*copies, strict=True))
-    applied = np.where(state_offload.updates_on_host(jobs, framework), 0.0, applied)
+    applied = np.where(state_memory.updates_on_host(jobs, framework), 0.0, applied)
     passing = 1 - 1 / sequence_split(jobs, framework)  # share that is gathered and freed again
     if state == "roomy":
         whole = jobs.options.recompute == NONE
@@ -258,33 +209,6 @@ def _stage_memory(
     )
 
 
-def _state_bytes(
-    held: list[tuple[Array, Holders]], jobs: Jobs, framework: Framework
-) -> dict[str, Array]:
-    """States of all classes of parameters, dense ones first, with the copies that jobs add."""
-    each = [rank_state_bytes(weights, jobs, framework, holders) for weights, holders in held]
-    if not framework.tensor_splits_states:
-        for own, (_, holders) in zip(each, held, strict=True):
-            for name, degree in zip(own, DEGREES, strict=True):
-                shard = getattr(holders.placement, degree)
-                own[name] = own[name] * np.where(shard > 1, jobs.layout.tp, 1)
-    states = {name: np.asarray(sum(one[name] for one in each)) for name in each[0]}
-    parameters, dense = held[0]
-    if jobs.placement.reduces_once.any():
-        shards = dense.placement.gradient_shard
-        sums = jobs.placement.reduces_once & (shards > 1) & (jobs.layout.gas > 1)
-        # In flat buckets the reduced shard stays in place.
-        kept = np.where(in_buckets(jobs, framework, dense), 1 - 1 / shards, 1.0)
-        whole = framework.gradient_bytes * parameters * kept
-        states["gradients"] = states["gradients"] + np.where(sums, whole, 0.0)
-    if jobs.options.fp8.any():
-        # Sharded weights are gathered, and with them cast, layer by layer.
-        copied = sum(weights / holders.placement.weight_shard for weights, holders in held)
-        copies = np.where(jobs.options.fp8, framework.fp8_copy_bytes * copied, 0.0)
-        states["weights"] = states["weights"] + copies
-    return states
-
-
 def _copied_gradients(
     parameters: Array, holders: Holders, framework: Framework
 ) -> tuple[Array, Array]:
@@ -298,13 +222,6 @@ def _copied_gradients(
     whole, split = framework.step_gradient_bytes
     applied = np.where(shards == 1, whole, split) / shards
     return flat * parameters, applied * parameters
-
-
-def _tables(stage: StageLoad, jobs: Jobs) -> Array:
-    """Number of a stage's vocabulary tables; a tied one counts once if the stage has both ends."""
-    # A folded pipeline has both ends on one rank, with a copy each.
-    both = stage.embedding & stage.head & jobs.model.tied_embeddings & ~jobs.folded
-    return np.where(both, 1.0, stage.embedding * 1.0 + stage.head * 1.0)
 
 
 def _working_bytes(

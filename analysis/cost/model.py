@@ -16,7 +16,7 @@ from analysis.cost.memory import MemoryParts, host_bytes
 from analysis.cost.memory_fit import Measurements, MemoryModel
 from analysis.cost.network import UNKNOWN, Network, expected_state, likelier, quantile
 from analysis.cost.stages import refused
-from analysis.cost.state_offload import fits_host
+from analysis.cost.state_memory import fits_host
 from analysis.cost.step import StepParts, crowded_s, step
 from analysis.cost.time_constants import TimeConstants, without_effect
 from analysis.cost.tuning import trained_share
@@ -46,6 +46,7 @@ class Prediction:
     memory: MemoryParts  # bytes on the fullest rank, in parts
     time: StepParts  # seconds of a step, in parts
     fits: Array  # probability that a job runs within the memory of its GPUs, and of their host
+    fits_host: Array  # of it the host's
     full: Array  # probability that a job that fits has no memory to spare, which may slow it down
 
     @cached_property
@@ -59,8 +60,7 @@ class Prediction:
     @cached_property
     def host_bytes(self) -> Array:
         """Offloaded activations and states, of the rank with most of them."""
-        of = self.model.column
-        return of(self.jobs, lambda m, j: host_bytes(j, m.framework, m.memory.constants))
+        return self.model.host_bytes(self.jobs)
 
     @cached_property
     def time_log_sds(self) -> tuple[Array, Array]:
@@ -103,7 +103,7 @@ class Prediction:
         """
         limit, of = self.model.memory_limit_bytes, self.model.column
         own = of(self.jobs, lambda m, j: m.memory.cautious.fits(j, m.framework, limit))
-        return np.asarray(own * fits_host(self.host_bytes, self.jobs, self.model.cluster))
+        return own * self.fits_host
 
     @property
     def tokens_per_second(self) -> Array:
@@ -186,14 +186,15 @@ class CostModel:
         def memory(model: CostModel, own: Jobs) -> Columns:
             return model.memory.parts(own, model.framework).as_dict()
 
-        found = Prediction(
+        host = self.fits_host(jobs)
+        chances = self.each(jobs, lambda m, j: m.memory.chances(j, m.framework, limit))
+        return Prediction(
             model=self,
             jobs=jobs,
             memory=MemoryParts(**self.each(jobs, memory)),
             time=StepParts(**self.each(jobs, times)),
-            **self.each(jobs, lambda m, j: m.memory.chances(j, m.framework, limit)),
+            **chances | {"fits": chances["fits"] * host, "fits_host": host},
         )
-        return replace(found, fits=found.fits * fits_host(found.host_bytes, jobs, self.cluster))
 
     @classmethod
     def of_engines(cls, models: Iterable[CostModel]) -> CostModel:
@@ -224,9 +225,18 @@ class CostModel:
         return found
 
     def fits(self, jobs: Jobs) -> Array:
-        """Probability that jobs run within the device's memory."""
+        """Probability that jobs run within the memory of their GPUs, and of their host."""
         limit = self.memory_limit_bytes
-        return self.column(jobs, lambda m, j: m.memory.fits(j, m.framework, limit))
+        own = self.column(jobs, lambda m, j: m.memory.fits(j, m.framework, limit))
+        return own * self.fits_host(jobs)
+
+    def fits_host(self, jobs: Jobs) -> Array:
+        """Probability that what jobs offload fits into a node's memory."""
+        return fits_host(self.host_bytes(jobs), jobs, self.cluster)
+
+    def host_bytes(self, jobs: Jobs) -> Array:
+        """Offloaded activations and states of the rank with most of them."""
+        return self.column(jobs, lambda m, j: host_bytes(j, m.framework, m.memory.constants))
 
     def reported_peak_bytes(self, jobs: Jobs) -> Array:
         return self.column(jobs, lambda m, j: m.memory.peak_bytes(j, m.framework))

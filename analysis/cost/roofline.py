@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.cost import state_offload
+from analysis.cost import state_memory
 from analysis.cost.activations import repeated_work, repeats_attention
 from analysis.cost.compute import Compute, is_flash
 from analysis.cost.groups import MissingFactError
 from analysis.cost.layer import ELEMENTWISE_AGAIN
 from analysis.cost.model import CostModel
-from analysis.cost.state_exchanges import as_run, held_parameters, update_bytes
+from analysis.cost.state_exchanges import held_parameters, update_bytes
+from analysis.cost.state_memory import as_run
 from trainer.plan.flops import hardware_flops
 from trainer.plan.jobs import FULL, SELECTIVE, Array, Jobs
 
@@ -89,6 +90,6 @@ def _moved_bytes(model: CostModel, jobs: Jobs) -> Array:
     of_weights = weights * (WEIGHT_READS * jobs.options.element_bytes + GRADIENT_BYTES)
     logits = 32 * jobs.tokens * jobs.model.vocab_size / jobs.layout.tp / jobs.layout.pp
     of_micro_batch = layers * (activations + core * unfused) + of_weights + logits
-    on_host = state_offload.updates_on_host(jobs, model.framework)
+    on_host = state_memory.updates_on_host(jobs, model.framework)
     once = np.where(on_host, 0.0, sum(update_bytes(jobs, model.framework)))
     return np.asarray(micro_batches * of_micro_batch + once)

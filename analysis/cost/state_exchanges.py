@@ -6,19 +6,24 @@ of its own: dense ones, and experts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from analysis.cost import state_offload, tuning
+from analysis.cost import state_memory, tuning
 from analysis.cost.compute import Compute
 from analysis.cost.groups import crosses_nodes, one_adapter
-from analysis.cost.layer import LEAST_SHOWN, Machine, left_over, price
+from analysis.cost.layer import LEAST_SHOWN, Machine, host_copy_s, left_over, price
 from analysis.cost.stages import SPLIT, kept_by, stage_layers
 from search_spaces import Framework
 from trainer.plan.axes import dp, ep
 from trainer.plan.exchange import Exchange
 from trainer.plan.jobs import Array, Jobs
+
+CPU_ADAM_BYTES_PER_S = 120e9
+"""Memory traffic of a node in DeepSpeed's CPU-Adam: 30 bytes of each of 10^9 parameters in 0.25 s
+on two Xeon 8168 (Ren et al. 2021, table 4)."""
 
 _OF_WEIGHTS = ("weights", "secondary")  # exchanges that frozen weights take part in
 
@@ -105,7 +110,7 @@ def exposed_state_s(
     exposed = {"gather": gather, "gradients": gradients, "publish": publish}
     for more in (
         _converting_s(jobs, sent, machine.compute),
-        state_offload.exposed_copies_s(jobs, machine, held, forward, backward),
+        _host_copies_s(jobs, machine, held, forward, backward),
     ):
         exposed |= {name: exposed[name] + seconds for name, seconds in more.items()}
     return exposed
@@ -149,17 +154,6 @@ def _of_trained(sent: dp.StateExchanges, jobs: Jobs, framework: Framework) -> dp
     return dp.StateExchanges(*scaled)
 
 
-@kept_by("optimizer_always_sharded")
-def as_run(jobs: Jobs, framework: Framework) -> Jobs:
-    """Jobs with the degree by which the framework shards optimizer states of 16-bit weights."""
-    if not framework.optimizer_always_sharded:
-        return jobs
-    said = jobs.placement
-    whole = (said.optimizer_shard == 1) & (jobs.options.element_bytes < 4)
-    degree = np.where(whole, jobs.layout.replicas, said.optimizer_shard)
-    return replace(jobs, placement=replace(said, optimizer_shard=degree))
-
-
 def update_bytes(jobs: Jobs, framework: Framework) -> tuple[Array, Array]:
     """Bytes that AdamW moves: per weight of a rank's share, master weight and two moments are read
     and written, the gradient read, the weight written; then all gradients are cleared and scaled.
@@ -178,5 +172,53 @@ def update_s(jobs: Jobs, machine: Machine) -> Array:
     """Seconds of AdamW."""
     share, whole = update_bytes(jobs, machine.framework)
     on_device = machine.constants.update * (share + whole) / machine.compute.memory_bytes_per_s
-    on_host = state_offload.update_s(jobs, machine, share)
-    return np.where(state_offload.updates_on_host(jobs, machine.framework), on_host, on_device)
+    on_host = _host_update_s(jobs, machine, share)
+    return np.where(state_memory.updates_on_host(jobs, machine.framework), on_host, on_device)
+
+
+def _host_update_s(jobs: Jobs, machine: Machine, moved: Array) -> Array:
+    """Seconds in which a node's processors update the shares of all of its ranks.
+
+    ``moved``: bytes that one rank's update reads and writes.
+    """
+    everything = state_memory.ranks_of_node(jobs, machine.cluster) * moved
+    return np.asarray(machine.constants.host_update * everything / CPU_ADAM_BYTES_PER_S)
+
+
+def _host_copies_s(
+    jobs: Jobs,
+    machine: Machine,
+    held: Sequence[tuple[Array, dp.Holders]],
+    forward: Array,
+    backward: Array,
+) -> dict[str, Array]:
+    """Exposed seconds of a step's copies between GPU and host, under the parts they belong to.
+
+    Weights are loaded ahead of each pass, and split gradients leave during the backward pass. The
+    other copies wait for the last gradient, or for the update.
+
+    Args:
+        held: parameters on a rank before sharding, with their holders.
+        forward, backward: computation of one micro-batch that can hide copies; GPU seconds.
+    """
+    gone = state_memory.updates_on_host(jobs, machine.framework)
+    loads = state_memory.loads_weights(jobs)
+    if not (gone | loads).any():
+        return {}
+    framework, gas = machine.framework, jobs.layout.gas
+    masters = framework.master_bytes if framework.sharded_masters else 0.0
+    each = np.maximum(jobs.options.element_bytes, masters)
+
+    def copied_s(degree: str) -> Array:
+        shares = [weights / getattr(holders.placement, degree) for weights, holders in held]
+        return host_copy_s(machine, each * np.asarray(sum(shares)))
+
+    trained, split = tuning.trained_share(jobs), state_memory.splits_gradients(jobs)
+    stored, updated = copied_s("weight_shard"), trained * copied_s("optimizer_shard")
+    gather = gas * (left_over(stored, forward) + left_over(stored, backward))
+    reduced = gas * left_over(trained * copied_s("gradient_shard"), backward)
+    return {
+        "gather": np.where(loads, gather, 0.0),
+        "gradients": np.where(gone, np.where(split, reduced, updated), 0.0),
+        "publish": np.where(gone != loads, updated, 0.0),
+    }

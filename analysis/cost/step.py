@@ -16,7 +16,8 @@ from analysis.cost import collectives as links
 from analysis.cost.constants import Parts, names
 from analysis.cost.layer import Layer, Machine, layer
 from analysis.cost.stages import stage_layers
-from analysis.cost.state_exchanges import as_run, exposed_state_s, update_s
+from analysis.cost.state_exchanges import exposed_state_s, update_s
+from analysis.cost.state_memory import as_run
 from analysis.cost.time_constants import TimeConstants
 from search_spaces import Cluster, Framework
 from trainer.plan.axes import pp

@@ -31,7 +31,7 @@ class OverlapConstants(Constants):
     # for each rank that alone updates its part of whole weights, and sends it to all
     owner_s: float = constant(2e-3, 1.0)
     update: float = constant(1.5, 0.5)  # memory traffic over that of a fused optimizer
-    # time of the update on the host over that of DeepSpeed's CPU-Adam (see state_offload.py)
+    # time of the update on the host over that of DeepSpeed's CPU-Adam (see state_exchanges.py)
     host_update: float = constant(1.0, 0.7)
     step_s: float = constant(0.02, 1.0)  # of the host, once a step
 

@@ -124,7 +124,11 @@ class Ranking:
         )
         lines += _bars(prediction.memory.as_dict(), total, GIB, "GiB")
         if host := prediction.host_bytes[0] / GIB:
-            lines.append(f"host: {host:.4g} GiB of its memory per GPU")
+            whole = pricing.model.cluster.host_memory_gib
+            of = f" of a node's {whole:.4g} GiB" if whole else ""
+            lines.append(
+                f"host: {host:.4g} GiB per GPU{of}, fits with {100 * prediction.fits_host[0]:.0f} %"
+            )
         step_s = float(prediction.step_time_s[0])
         low, high = prediction.interval_s()
         lines.append(f"step: {step_s:.4g} s, 95 % between {low[0]:.4g} and {high[0]:.4g}")
@@ -230,6 +234,14 @@ def _warnings(pricing: Pricing, prediction: Prediction) -> Iterator[str]:
     fits = prediction.fits >= LIKELY
     if not fits.any():
         least, limit = prediction.peak_bytes.min() / GIB, pricing.model.memory_limit_bytes / GIB
+        if not (prediction.fits_host >= LIKELY).any():
+            least = prediction.host_bytes.min() / GIB
+            yield (
+                f"warning: none is expected to fit: the least that one offloads is {least:,.4g} "
+                f"GiB per GPU, of a node's {pricing.model.cluster.host_memory_gib:.4g} GiB "
+                "(host_memory_gib); offload less, or use more nodes"
+            )
+            return
         yield (
             f"warning: none is expected to fit: the least that one needs is {least:,.4g} GiB on "
             f"its fullest GPU, of {limit:.4g} GiB; split the model more (tp, pp, zero_stage, "

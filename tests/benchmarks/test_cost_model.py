@@ -230,7 +230,7 @@ def test_published_tables_have_the_rows_that_their_sources_have() -> None:
         "megatron_sc21_table2_zero3": ("zero3", 12, 12, 0),
         "mosaic_fsdp": ("mosaic", 209, 216, 0),
         "torchtitan_llama3": ("torchtitan", 20, 20, 0),
-        "v100_bigscience_gpt2": ("v100", 42, 85, 0),
+        "v100_bigscience_gpt2": ("v100", 70, 85, 1),
     }
 
 

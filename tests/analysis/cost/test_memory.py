@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from analysis.cost.activations import layer_bytes
-from analysis.cost.memory import MemoryConstants, memory, rank_state_bytes, reported
+from analysis.cost.memory import MemoryConstants, memory, reported
 from analysis.cost.memory_fit import MemoryModel
 from analysis.cost.stages import fullest_stages, refused
+from analysis.cost.state_memory import rank_state_bytes
 from benchmarks.published.read import read_table
 from search_spaces.frameworks import Framework
 from search_spaces.known import FRAMEWORKS, framework_named

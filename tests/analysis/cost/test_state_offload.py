@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,11 @@ import pytest
 
 from analysis.cost.memory import GIB
 from analysis.cost.model import CostModel, Prediction
-from analysis.cost.state_offload import CPU_ADAM_BYTES_PER_S, HOST_PROCESS_BYTES
+from analysis.cost.state_exchanges import CPU_ADAM_BYTES_PER_S
+from analysis.cost.state_memory import HOST_PROCESS_BYTES
 from analysis.cost.time_constants import without_effect
+from analysis.prediction.ranking import Ranking
+from search_spaces import check, load_space
 from search_spaces.cluster import Cluster
 from search_spaces.known import framework_named
 from support.gpt_jobs import gpt
@@ -132,3 +136,29 @@ def test_what_is_offloaded_must_fit_into_a_nodes_memory() -> None:
     # Nothing is offloaded, so the host's size does not matter.
     plain = predicted(sharded(3), "deepspeed-bf16", host_memory_gib=1.0)
     assert plain.fits == predicted(sharded(3), "deepspeed-bf16").fits
+
+
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_gradients_leave_a_single_gpu_too(zero_stage: int) -> None:
+    """As in ZeRO-Offload's own runs: 10 billion parameters on one GPU of 32 GB."""
+    ten = {"num_layers": 50, "hidden_size": 4096, "num_heads": 32, "seq_length": 1024}
+    jobs = gpt(**ten, tp=1, mbs=1, zero_stage=zero_stage, recompute=FULL, offload_optimizer=True)
+    cluster = Cluster.named("jean_zay_v100")
+    found = CostModel(cluster, framework_named("deepspeed-bf16")).predict(jobs)
+    assert not found.memory.gradients[0] and found.fits[0] > 0.5
+    assert found.host_bytes[0] > 15 * 10e9
+
+
+def test_a_host_that_is_too_small_is_told(tmp_path: Path) -> None:
+    small = Cluster.named("dgx_a100").model_copy(update={"host_memory_gib": 64.0})
+    (tmp_path / "small.yaml").write_text(small.model_dump_json(exclude_none=True))
+    (tmp_path / "space.yaml").write_text(
+        "version: 1\nmodel: gpt_22b\ncluster: small.yaml\n"
+        "trainer: {command: [train, '{mbs}', '{gas}', '{zero_stage}']}\n"
+        "parameters: {mbs: [1], gas: [1], zero_stage: 3, offload_optimizer: true, recompute: full}"
+        "\nobjective: {maximize: tokens_per_second}\n"
+    )
+    space = load_space(str(tmp_path / "space.yaml"))
+    told = Ranking.likely_to_fit(check(space))
+    assert told.startswith("0 of 1 valid configurations are predicted to fit")
+    assert "of a node's 64 GiB (host_memory_gib); offload less" in told

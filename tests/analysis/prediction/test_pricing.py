@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from analysis.cost.memory import rank_state_bytes
+from analysis.cost.state_memory import rank_state_bytes
 from analysis.prediction.columns import unpriced_parameters
 from analysis.prediction.pricing import CPU_MEMORY, NotPricedError, Pricing
 from analysis.run.fold import Run
