@@ -155,7 +155,7 @@ def _without_price(space: SearchSpace) -> Iterator[str]:
 def _offloading(spec: TrainerSpec) -> Iterator[tuple[str, str]]:
     """Options, paths and variables that offload states to the host or to disks, with values."""
     words = spec.words
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for word, after in zip(words, [*words, ""][1:], strict=True):
         if word.startswith("-") and "offload" in word:
             name, _, value = word.partition("=")
             yield name, value or after
