@@ -49,11 +49,12 @@ def idle_share(jobs: Jobs) -> Array:
 
 
 def unfilled_turns(jobs: Jobs) -> Array:
-    """Extra idle turns of a chunk with few micro-batches.
+    """Extra idle turns of a chunk with few micro-batches; a turn is its forward and backward pass.
 
-    Breadth-first waits for the first micro-batch before each further chunk. Folded schedules need 2
-    p - 1 micro-batches: each missing one costs two passes, less what the bubble of p - 1 absorbs;
-    with recomputation, one pass on top of the bubble.
+    Breadth-first waits for the first micro-batch before each further chunk. Folded schedules need
+    2 p - 1 micro-batches: each missing one costs two passes as long as the forward pass. A turn has
+    three, and the bubble of p - 1 absorbs as many; with recomputation it has four, and the bubble
+    absorbs none.
     """
     m, p = jobs.layout.gas, jobs.layout.pp
     looped = np.maximum(p - m, 0) * (jobs.layout.vpp - 1)
