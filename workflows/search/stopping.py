@@ -10,6 +10,7 @@ import re
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Literal
 
 from analysis import Ended, Run
 from slurm import Kind
@@ -25,6 +26,8 @@ class Ending:
 
     reason: str
     code: int
+    # key of the budget that is used up, if it is one
+    limit: Literal["trials", "wall_time", "node_hours", "expected_gain"] | None = None
 
 
 def code_of(kind: Kind) -> int:
