@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trainer.model.precision import COMPUTE_DTYPE
 from trainer.parallel.collectives import AVG
-from trainer.parallel.mesh import Holders
+from trainer.parallel.mesh import HolderGroups
 from trainer.plan.shards import ROW, sum_format
 from trainer.zero.background import Pending
 
@@ -29,7 +29,9 @@ class BucketGradients(ABC):
     # ``finish``; the whole bucket if optimizer states are replicated
     share: Tensor
 
-    def __init__(self, parameters: Sequence[nn.Parameter], numel: int, holders: Holders) -> None:
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], numel: int, holders: HolderGroups
+    ) -> None:
         self.numel = numel
         self.parameters = parameters
         self.parts: dict[Tensor, Tensor] = {}
@@ -95,7 +97,7 @@ class WholeGradients(BucketGradients):
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], numel: int, holders: Holders, in_place: bool
+        self, parameters: Sequence[nn.Parameter], numel: int, holders: HolderGroups, in_place: bool
     ) -> None:
         super().__init__(parameters, numel, holders)
         self.whole = torch.zeros(numel, device=parameters[0].device)
@@ -155,7 +157,11 @@ class SplitGradients(BucketGradients):
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], numel: int, holders: Holders, reductions: Pending
+        self,
+        parameters: Sequence[nn.Parameter],
+        numel: int,
+        holders: HolderGroups,
+        reductions: Pending,
     ) -> None:
         super().__init__(parameters, numel, holders)
         assert self.sharing is not None  # or nothing is split
