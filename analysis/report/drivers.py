@@ -7,11 +7,11 @@ from typing import Any
 
 from analysis import units
 from analysis.prediction.held_out import DOUBTFUL, CrossValidation
+from analysis.report.failures import failures
 from analysis.report.figures import effects
 from analysis.report.interactions import NAMED, interactions
 from analysis.report.section import Content
 from analysis.report.sensitivity import LOW_R2
-from analysis.report.trajectory import failures
 from foundation.quantities import counted, percent
 
 LED_BY = 3  # parameters named beside the best configuration

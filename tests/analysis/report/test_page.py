@@ -11,9 +11,9 @@ import yaml
 
 from analysis.report import tables
 from analysis.report.figures import embedded
+from analysis.report.ordering import ranked_trials
 from analysis.report.page import write_report
 from analysis.report.sections import SECTIONS
-from analysis.report.trajectory import ranked_trials
 from analysis.run.best import Best
 from analysis.run.fold import read_run
 from analysis.run.lines import RunError
