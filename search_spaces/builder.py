@@ -21,6 +21,7 @@ from search_spaces.space import SearchSpace
 from search_spaces.trainers import checks
 from search_spaces.trainers.adapters import adapted
 from search_spaces.trainers.command import TRIAL_PLACEHOLDERS
+from search_spaces.trainers.completion import completed
 from search_spaces.trainers.trainer import Trainer, make_trainer
 from trainer.plan.axes.mesh import ordered
 from trainer.plan.config import TrainConfig
@@ -52,9 +53,7 @@ class Builder:
         self.written = file.parameters.keys()
         file, self.model = adapted(document, file, model.config() if model else None, names)
         file = parameter_values.with_batch(document, file)
-        file = checks.with_workdir(document, checks.with_known_axes(file), there=not frozen)
-        file = checks.with_image(document, file, there=not frozen)
-        self.file = file = checks.standing_alone(document, file)
+        self.file = file = completed(document, file, there=not frozen)
         self.program = self._program()
         self.static = facts.static_facts(self.model, cluster, ranks)
         self.defaults = facts.defaults(file.trainer)
