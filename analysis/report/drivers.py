@@ -9,7 +9,7 @@ from analysis import units
 from analysis.prediction.held_out import DOUBTFUL, CrossValidation
 from analysis.report.failures import failures
 from analysis.report.figures import effects
-from analysis.report.interactions import NAMED, interactions
+from analysis.report.interactions import NAMED
 from analysis.report.section import Content
 from analysis.report.sensitivity import LOW_R2
 from foundation.quantities import counted, percent
@@ -29,8 +29,7 @@ def objective_drivers(content: Content) -> str:
         refusal=refusal,
         effect=units.unit_or_name(content.run.objective_key),
         explored=sum(trial.explores for trial in content.run.trials.values()),
-        interactions=interactions(content.leading)[:NAMED] if content.leading else [],
-        leading=list(content.dependence),
+        interactions=content.interactions[:NAMED],
     )
 
 

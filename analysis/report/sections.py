@@ -101,11 +101,6 @@ def _front(content: Content) -> str:
     )
 
 
-def _history(content: Content) -> str:
-    by = {"trials": True, "time": content.run.opened_t, "nodes": _on_nodes(content)}
-    return content.html("history.html", by=[name for name, known in by.items() if known])
-
-
 def _predicted(content: Content) -> list[tuple[float, tuple[float, ...]]]:
     """Measured objective of each predicted trial, and the prediction with its interval."""
     expected, measured = content.trials["expected"], content.trials["objective"]
@@ -119,46 +114,23 @@ def _expected(content: Content) -> str:
     return content.html("expected.html", predicted=len(pairs), inside=inside)
 
 
-def _on_nodes(content: Content) -> bool:
-    """Whether it is known on which nodes trials ran."""
-    return any(attempt.nodes for t in content.run.trials.values() for attempt in t.attempts)
-
-
-def _landscape(content: Content) -> str:
-    """The successes over their parameters; the heat map begins with the two leading ones."""
-    varied = list(content.trials["parameters"])
-    leading = [] if content.leading is None else list(content.leading.mean_abs.index)
-    first = [name for name in leading[: figures.MAX_PARAMETERS] if name in varied] + varied
-    up = next((name for name in first if name != first[0]), first[0])
-    return content.html("landscape.html", across=first[0], up=up)
-
-
 def _cost_model(content: Content) -> str:
     validation = content.validation
     assert validation is not None  # the section's condition
-    pairs = list(_parts(content)["of"])
     return content.html(
         "cost_model.html",
         validation=validation,
         # If the page has the model's drivers, the warning is in their section.
         doubtful="" if content.by_model else doubt(validation),
-        stacks=bool(ranked_trials(content.run)),
         rows=[row for row in validation.by_trial if row["number"] in content.listed],
-        pairs=pairs if len(pairs) > 1 else [],
     )
-
-
-def _parts(content: Content) -> dict[str, Any]:
-    assert content.validation is not None
-    ran = [t.number for t in ranked_trials(content.run) if t.number in content.listed]
-    return figures.parts(content.validation, ran)
 
 
 def _cost_model_data(content: Content) -> dict[str, Any]:
     assert content.validation is not None
     best = [trial.number for trial in ranked_trials(content.run)[:DRAWN]]
     drawn = {"stacks": figures.stacks(content.validation, best)} if best else {}
-    return drawn | {"parts": _parts(content)}
+    return drawn | {"parts": content.parts}
 
 
 def _top(content: Content) -> str:
@@ -190,7 +162,9 @@ SECTIONS: tuple[Section, ...] = (
         data=lambda content: {"front": figures.front(content.run, content.listed)},
         figures=("front",),
     ),
-    Section("Optimization history", _history, figures=("history",)),
+    Section(
+        "Optimization history", lambda content: content.html("history.html"), figures=("history",)
+    ),
     Section(
         "Expected and measured",
         _expected,
@@ -225,7 +199,7 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         "Parameters and objective",
-        _landscape,
+        lambda content: content.html("landscape.html"),
         condition=lambda content: len(ranked_trials(content.run)) > 1,
         figures=("parallel", "heat", "slices", "edf"),
     ),
@@ -238,7 +212,7 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "Nodes over time",
         lambda content: content.html("nodes.html"),
-        condition=_on_nodes,
+        condition=lambda content: content.on_nodes,
         data=lambda content: {"nodes": figures.nodes(content.run)},
         figures=("nodes",),
     ),

@@ -10,9 +10,11 @@ import pytest
 import yaml
 
 from analysis.report import tables
+from analysis.report.drawing import FIGURES
 from analysis.report.figures import embedded
 from analysis.report.ordering import ranked_trials
-from analysis.report.page import write_report
+from analysis.report.page import content_of, write_report
+from analysis.report.section import figures_named
 from analysis.report.sections import SECTIONS
 from analysis.run.best import Best
 from analysis.run.fold import read_run
@@ -58,6 +60,9 @@ def test_every_trial_is_in_the_table_with_links_to_its_logs(big, page):
 def test_figures_are_the_pages_own_and_nothing_lies_beside_it(big, page):
     drawn = {"history", "effects", "dependence", "parallel", "heat", "slices", "edf", "nodes"}
     assert set(page.all("figure", "data-draw")) == drawn
+    content = content_of(read_run(big))
+    there = [name for name, section in FIGURES.items() if section.condition(content)]
+    assert {one.draw for name in there for one in figures_named(name, content)} == drawn
     assert {p.name for p in (big / "report").iterdir()} == {"index.html", "best.yaml"}
 
 
