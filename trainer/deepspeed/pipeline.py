@@ -25,7 +25,7 @@ class PipedBlock(Block):
     """A block that makes its own rotary table: only hidden states pass between stages."""
 
     def __init__(self, model: ModelConfig, layer: int) -> None:
-        super().__init__(model, "none", layer=layer)
+        super().__init__(model, layer=layer)
         self.model = model
         self.table: tuple[Tensor, Tensor] | None = None
 
