@@ -7,9 +7,9 @@ from typing import Any
 
 from analysis import units
 from analysis.prediction.held_out import DOUBTFUL, CrossValidation
-from analysis.report.failures import failures
 from analysis.report.figures import effects
 from analysis.report.interactions import NAMED
+from analysis.report.outcomes import failures
 from analysis.report.section import Content
 from analysis.report.sensitivity import LOW_R2
 from foundation.quantities import counted, percent

@@ -20,9 +20,8 @@ from analysis.metrics import Metrics
 from analysis.prediction.held_out import CrossValidation
 from analysis.prediction.pricing import Pricing
 from analysis.report.encoding import encode
-from analysis.report.failures import blamed
 from analysis.report.forests import Sensitivity
-from analysis.report.ordering import ended_t, in_order, succeeded
+from analysis.report.outcomes import blamed, ended_t, in_order, succeeded
 from analysis.report.tables import KEY_METRICS
 from analysis.run.fold import Run
 from analysis.run.trial import Attempt, Trial

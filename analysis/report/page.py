@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from analysis import units
 from analysis.report import figures
-from analysis.report.ordering import ranked_trials
+from analysis.report.outcomes import ranked_trials
 from analysis.report.section import Content, Section
 from analysis.report.sections import SECTIONS
 from analysis.run.best import write_best

@@ -20,7 +20,7 @@ from analysis.prediction.pricing import Pricing
 from analysis.report import figures, tables
 from analysis.report.forests import NotEnough, Sensitivity, folded
 from analysis.report.interactions import dependence, interactions, memory_border
-from analysis.report.ordering import ranked_trials
+from analysis.report.outcomes import ranked_trials
 from analysis.report.outlook import Outlook
 from analysis.report.sensitivity import (
     LOW_R2,

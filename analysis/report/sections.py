@@ -17,10 +17,9 @@ from analysis.report.drivers import (
     objective_data,
     objective_drivers,
 )
-from analysis.report.failures import failures
 from analysis.report.next_trials import next_trials, resumption
 from analysis.report.one_change import one_changes
-from analysis.report.ordering import ranked_trials
+from analysis.report.outcomes import failures, ranked_trials
 from analysis.report.section import Content, Section
 from analysis.verdict import expected_left, verdict_lines
 

@@ -12,7 +12,7 @@ import yaml
 from analysis.report import tables
 from analysis.report.drawing import FIGURES
 from analysis.report.figures import embedded
-from analysis.report.ordering import ranked_trials
+from analysis.report.outcomes import ranked_trials
 from analysis.report.page import content_of, write_report
 from analysis.report.section import figures_named
 from analysis.report.sections import SECTIONS
