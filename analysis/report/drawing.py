@@ -108,8 +108,7 @@ class Plots:
         self._content = content_of(run)
 
     def __dir__(self) -> list[str]:
-        there = [section for section in SECTIONS if section.condition(self._content)]
-        return [name for section in there for name in section.figures]
+        return [name for name, each in FIGURES.items() if each.condition(self._content)]
 
     def __getattr__(self, name: str) -> Callable[..., Drawn]:
         if name not in FIGURES:

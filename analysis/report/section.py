@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import pandas as pd
@@ -191,12 +191,12 @@ class Content:
     def _common(self) -> dict[str, Any]:
         varied, fixed = tables.parameters(self.run)
         return {
+            "content": self,
             "run": self.run,
             "home": self.home,
             "simulated": self.run.launcher == "simulate",
             "objective": self.objective,
             "more": [units.label(key) for key, _ in self.run.goals[1:]],
-            "metric_names": list(self.trials["metrics"]),
             "figures": lambda name: figures_named(name, self),
             "parameters": varied,
             "fixed": fixed,
@@ -218,13 +218,12 @@ class Section:
         return self.title if isinstance(self.title, str) else self.title(content)
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
     draw: str  # the function of the page's script
     of: str = ""  # which of several that this function draws
     unit: str = ""
     # options of each choice beside it, and the one that is chosen first
-    choices: Mapping[str, tuple[Sequence[str], str]] = field(default_factory=dict)
+    choices: Mapping[str, tuple[Sequence[str], str]] = {}
 
 
 def figures_named(name: str, content: Content) -> list[Figure]:
@@ -260,8 +259,8 @@ def figures_named(name: str, content: Content) -> list[Figure]:
             first = list(dict.fromkeys(known + varied)) or names
             return _of_two(name, ("across", "up"), names, 2 * first)
         case "slices":
-            options = ["objective", *content.trials["metrics"]]
-            return [Figure(name, choices={"of": (options, "objective")})]
+            of = ["objective", *content.trials["metrics"]]
+            return [Figure(name, choices={"of": (of, of[0])})]
     return [Figure(name)]
 
 

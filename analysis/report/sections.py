@@ -41,7 +41,6 @@ def _best(content: Content) -> str:
     changes = one_changes(run, content.pricing) if run.best else []
     return content.html(
         "best.html",
-        best=run.best,
         kept=kept,
         slower=float(kept.prediction.tokens_per_second[0]) / speed if kept and speed else None,
         measured=sum(not t.violated for t in ranked_trials(run)),
@@ -51,9 +50,6 @@ def _best(content: Content) -> str:
         further=len(changes) - CHANGES,
         mattered=mattered,
         unit=unit,
-        problem=content.best_problem,
-        by_model=content.by_model is not None,
-        optimal=len(run.front()),
         risk=_risk(content),
         failed=failures(run),
     )
@@ -94,7 +90,6 @@ def _front(content: Content) -> str:
     best = content.run.front()
     return content.html(
         "front.html",
-        successes=len(content.run.comparable()),
         optimal=len(best),
         rows=content.rows(trial for trial in best if trial.number in content.listed),
     )
@@ -118,7 +113,6 @@ def _cost_model(content: Content) -> str:
     assert validation is not None  # the section's condition
     return content.html(
         "cost_model.html",
-        validation=validation,
         # If the page has the model's drivers, the warning is in their section.
         doubtful="" if content.by_model else doubt(validation),
         rows=[row for row in validation.by_trial if row["number"] in content.listed],
@@ -139,11 +133,6 @@ def _top(content: Content) -> str:
 def _top_title(content: Content) -> str:
     count = min(TOP, len(ranked_trials(content.run)))
     return f"Best {count} configurations" if count > 1 else "The successful configuration"
-
-
-def _trials(content: Content) -> str:
-    rows = content.rows(content.listed.values())
-    return content.html("trials.html", trials=rows, left_out=len(content.run.trials) - len(rows))
 
 
 def _lessons(content: Content) -> list[str]:
@@ -218,6 +207,6 @@ SECTIONS: tuple[Section, ...] = (
     Section(_top_title, _top, condition=lambda content: bool(ranked_trials(content.run))),
     Section(
         lambda content: "Every trial" if len(content.run.trials) <= tables.LISTED else "Trials",
-        _trials,
+        lambda content: content.html("trials.html"),
     ),
 )

@@ -231,7 +231,7 @@ def test_the_page_of_many_trials_lists_the_best_and_the_latest_of_them(big_run, 
     best = [trial.number for trial in ranked_trials(run)]
     assert len(listed) == 20 and listed == sorted(listed)
     assert set(best[:10]) <= set(listed) and 99 in listed
-    page = Page(write_report(big_run, [s for s in SECTIONS if s.draw.__name__ == "_trials"]))
+    page = Page(write_report(big_run, SECTIONS[-1:]))
     rows = [row for row in page.all("tr", "id") if row.startswith("trial-")]
     assert rows == [f"trial-{number}" for number in listed]
     assert "results.csv has the other 80, too" in page.text
