@@ -70,6 +70,8 @@ def _layer_options(config: TrainConfig, mesh: Mesh, device: Device) -> LayerOpti
     """Options of layers: what the job asks for, and what the device has kernels for."""
     attention_only = config.recompute == "selective" and not config.keeps_products
     documents, masks = config.documents or Documents(), _masks_documents(config, device)
+    dtype, windowed = COMPUTE_DTYPE[config.precision], config.model.windowed_layers > 0
+    grouped = device.has_grouped_attention(dtype, config.model.head_dim, masks or windowed)
     return LayerOptions(
         "attention" if attention_only else config.recompute,
         config.recompute_every,
@@ -77,7 +79,7 @@ def _layer_options(config: TrainConfig, mesh: Mesh, device: Device) -> LayerOpti
         documents.reset_attention_mask,
         documents.reset_position_ids,
         masks_documents=masks,
-        repeats_keys=mesh.cp.size == 1 and _repeats_keys(config, device, masks),
+        repeats_keys=mesh.cp.size == 1 and not grouped,
         chunks=held_chunks(config.model.seq_length, mesh.cp.rank, mesh.cp.size),
         chunked_loss=config.chunked_loss,
         offload=Offload(device.torch) if config.offload_activations else None,
@@ -94,13 +96,6 @@ def _masks_documents(config: TrainConfig, device: Device) -> bool:
     latent = config.model.latent
     head = latent.key_size + latent.rotary_size if latent else config.model.head_dim
     return not device.has_packed_attention(COMPUTE_DTYPE[config.precision], head, config.compile)
-
-
-def _repeats_keys(config: TrainConfig, device: Device, masks: bool) -> bool:
-    """Whether keys are repeated, since the device has no kernel for grouped queries."""
-    masked = masks or config.model.windowed_layers > 0
-    dtype = COMPUTE_DTYPE[config.precision]
-    return not device.has_grouped_attention(dtype, config.model.head_dim, masked)
 
 
 class Trainer:

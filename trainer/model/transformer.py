@@ -45,9 +45,6 @@ class LayerOptions:
     offload: Offload | None = None  # where activations wait for the backward pass
 
 
-PLAIN = LayerOptions()
-
-
 def chosen(whole: Tensor, chunks: Sequence[range], dim: int = 0) -> Tensor:
     """Positions ``chunks`` of whole sequences; all positions if there are no chunks."""
     if not chunks:
@@ -126,11 +123,7 @@ class Block(nn.Module):
     """
 
     def __init__(
-        self,
-        model: ModelConfig,
-        options: LayerOptions = PLAIN,
-        layer: int = 0,
-        begins: bool = False,
+        self, model: ModelConfig, options: LayerOptions, layer: int = 0, begins: bool = False
     ) -> None:
         super().__init__()
         self.attention_norm = norm_layer(model)
@@ -253,11 +246,11 @@ class Stage(nn.Module):
         model: ModelConfig,
         index: int = 0,
         num_stages: int = 1,
-        options: LayerOptions = PLAIN,
+        options: LayerOptions | None = None,
         layers: range | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.options = model, options
+        self.model, self.options = model, (options := options or LayerOptions())
         self.is_first = index == 0
         self.is_last = index == num_stages - 1
         self.tied = model.tied_embeddings and self.is_last
