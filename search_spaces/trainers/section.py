@@ -1,8 +1,4 @@
-"""A space's ``trainer`` section, completed and checked.
-
-It gets all axes, absolute paths and the contents of base files; names in templates, paths and
-regular expressions are checked.
-"""
+"""A space's ``trainer`` section: completed, then its templates, paths and patterns checked."""
 
 from __future__ import annotations
 
@@ -41,7 +37,7 @@ def parsed(
 
 
 def completed(document: Document, file: SpaceFile, *, there: bool) -> SpaceFile:
-    """The file with a trainer that needs no other file and no current folder.
+    """The file with a trainer that has all axes, and needs no other file and no current folder.
 
     Raises SpaceError if its folder or an image beside the space must be ``there`` and is not.
     """

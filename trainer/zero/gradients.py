@@ -21,6 +21,8 @@ from trainer.parallel.mesh import HolderGroups
 from trainer.plan.shards import ROW, sum_format
 from trainer.zero.background import Pending
 
+Parameters = Sequence[nn.Parameter]
+
 
 class BucketGradients(ABC):
     """Gradients of the parameters in a bucket; ``numel`` includes its padding."""
@@ -29,9 +31,7 @@ class BucketGradients(ABC):
     # ``finish``; the whole bucket if optimizer states are replicated
     share: Tensor
 
-    def __init__(
-        self, parameters: Sequence[nn.Parameter], numel: int, holders: HolderGroups
-    ) -> None:
+    def __init__(self, parameters: Parameters, numel: int, holders: HolderGroups) -> None:
         self.numel = numel
         self.parameters = parameters
         self.parts: dict[Tensor, Tensor] = {}
@@ -97,7 +97,7 @@ class WholeGradients(BucketGradients):
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], numel: int, holders: HolderGroups, in_place: bool
+        self, parameters: Parameters, numel: int, holders: HolderGroups, in_place: bool
     ) -> None:
         super().__init__(parameters, numel, holders)
         self.whole = torch.zeros(numel, device=parameters[0].device)
@@ -157,11 +157,7 @@ class SplitGradients(BucketGradients):
     """
 
     def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        numel: int,
-        holders: HolderGroups,
-        reductions: Pending,
+        self, parameters: Parameters, numel: int, holders: HolderGroups, reductions: Pending
     ) -> None:
         super().__init__(parameters, numel, holders)
         assert self.sharing is not None  # or nothing is split

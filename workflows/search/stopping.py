@@ -22,12 +22,11 @@ _NO_PROGRAM = re.compile(r"no (?:such )?program|execve\(\): .*(?:No such file|Pe
 
 @dataclass(frozen=True)
 class Ending:
-    """Why the driver stopped, and the process's exit code."""
+    """Why the driver stopped, the process's exit code, and the limit of its budget."""
 
     reason: str
     code: int
-    # key of the budget that is used up, if it is one
-    limit: Literal["trials", "wall_time", "node_hours", "expected_gain"] | None = None
+    limit: Literal["trials", "wall_time", "node_hours", "expected_gain"] | None = None  # reached
 
 
 def code_of(kind: Kind) -> int:
