@@ -84,7 +84,7 @@ class Comparison:
 
     def _courses(self, names: Sequence[str]) -> list[dict[str, Any]]:
         """The best so far of each run over trials, hours and node-hours."""
-        from analysis.report.trajectory import trajectory
+        from analysis.report.outcomes import trajectory
 
         courses = []
         for name, run in zip(names, self.runs, strict=True):

@@ -16,8 +16,8 @@ from search_spaces.parameters import SEARCHABLE
 from trainer.deepspeed.rules import deepspeed_requirements
 from trainer.plan.axes.mesh import GRID
 from trainer.plan.config import TrainConfig
+from trainer.plan.rules.catalog import requirements
 from trainer.plan.rules.requirement import Requirement
-from trainer.plan.rules.requirements import requirements
 
 Schema = dict[str, Any]
 Records = list[tuple[str, list[Schema]]]

@@ -18,7 +18,7 @@ from search_spaces.objectives import bounds_of, check_sources, keys_found, objec
 from search_spaces.parameters import COARSEST, FINEST, Parameter
 from search_spaces.rules import facts, placements, rule as rules, trainers
 from search_spaces.space import SearchSpace
-from search_spaces.trainers import checks
+from search_spaces.trainers import section
 from search_spaces.trainers.adapters import adapted
 from search_spaces.trainers.command import TRIAL_PLACEHOLDERS
 from search_spaces.trainers.trainer import Trainer, make_trainer
@@ -52,9 +52,7 @@ class Builder:
         self.written = file.parameters.keys()
         file, self.model = adapted(document, file, model.config() if model else None, names)
         file = parameter_values.with_batch(document, file)
-        file = checks.with_workdir(document, checks.with_known_axes(file), there=not frozen)
-        file = checks.with_image(document, file, there=not frozen)
-        self.file = file = checks.standing_alone(document, file)
+        self.file = file = section.completed(document, file, there=not frozen)
         self.program = self._program()
         self.static = facts.static_facts(self.model, cluster, ranks)
         self.defaults = facts.defaults(file.trainer)
@@ -84,14 +82,14 @@ class Builder:
         types = facts.types(own, self.static, self.defaults)
         conditions = self._conditions(own, types)
         constraints = tuple(
-            checks.parsed(document, text, ("constraints", index), types)
+            section.parsed(document, text, ("constraints", index), types)
             for index, text in enumerate(file.constraints)
         )
-        checks.check_trainer(document, file.trainer, types)
+        section.check_trainer(document, file.trainer, types)
         found = None  # any metric: those of a run are known from its trials
         if not self.frozen:
             nodes = own["num_nodes"].values if "num_nodes" in own else (1,)
-            checks.check_launcher(document, file.trainer, self.ranks, max(map(int, nodes)))
+            section.check_launcher(document, file.trainer, self.ranks, max(map(int, nodes)))
             found = keys_found(file.trainer, self.program.log.patterns, types, bool(self.model))
         self._timeouts()
         objectives = objectives_of(document, file, own, found)
@@ -190,7 +188,7 @@ class Builder:
         ]
         needed = [
             rules.expressed(
-                f"trainer_{number}", checks.parsed(self.document, text, ("trainer", "use"), types)
+                f"trainer_{number}", section.parsed(self.document, text, ("trainer", "use"), types)
             )
             for number, text in enumerate(self.program.constraints, start=1)
         ]
@@ -310,7 +308,7 @@ class Builder:
                     f"not a parameter of this space, accepted: {', '.join(own)}"
                     f"{nearest(name, own)}",
                 )
-            conditions[name] = checks.parsed(self.document, text, ("conditions", name), usable)
+            conditions[name] = section.parsed(self.document, text, ("conditions", name), usable)
         try:
             facts.condition_order(conditions)
         except CycleError as error:

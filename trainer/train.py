@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from trainer.model.deferred import DeferredKernels
 from trainer.model.kernels import Kernels, TunedKernels
 from trainer.model.offload import Offload
 from trainer.model.precision import COMPUTE_DTYPE, LossScaler
-from trainer.model.transformer import Stage, chosen
+from trainer.model.transformer import LayerOptions, Stage, chosen
 from trainer.model.tuning import Tuning
 from trainer.optimizer import Optimizer, StepReport, Weights
 from trainer.parallel.collectives import Traffic
@@ -35,6 +34,7 @@ from trainer.parallel.pipeline import GradientAccumulation, Pipeline
 from trainer.parallel.tensor import compute_by, parallelize
 from trainer.plan.axes.cp import held_chunks
 from trainer.plan.config import TrainConfig
+from trainer.plan.sections import Documents
 from trainer.runtime.device import Device
 from trainer.runtime.phase import phase
 from trainer.zero.buckets import WholeWeights
@@ -45,22 +45,13 @@ def build_stages(
     config: TrainConfig, mesh: Mesh, depth: Depth, kernels: Kernels, device: Device
 ) -> list[Stage]:
     """This rank's stages, split over tp or the grid and cp, without storage (meta device)."""
-    num_stages = config.pp * config.vpp
-    attention_only = config.recompute == "selective" and not config.keeps_products
-    recompute = "attention" if attention_only else config.recompute
-    repeated = (recompute, config.recompute_every, config.compile)
-    masks = _masks_documents(config, device)
-    repeats_keys = _repeats_keys(config, device, masks)
+    options, num_stages = _layer_options(config, mesh, device), config.pp * config.vpp
     with torch.device("meta"):
         stages = [
-            Stage(config.model, index, num_stages, *repeated, config.stages.layers(index))
+            Stage(config.model, index, num_stages, options, config.stages.layers(index))
             for index in config.stages.of_rank(mesh.pp.rank)
         ]
         for stage in stages:
-            if config.documents is not None:
-                stage.resets_attention = config.documents.reset_attention_mask
-                stage.resets_positions = config.documents.reset_position_ids
-                stage.masks_documents = masks
             if mesh.tp.size > 1:
                 parallelize(stage, mesh, config, kernels)
             elif mesh.grid.size > 1:
@@ -69,19 +60,30 @@ def build_stages(
                 compute_by(kernels, stage, config.compile)
             if mesh.cp.size > 1:
                 split_sequences(stage, mesh, config.compile)
-            elif repeats_keys:
-                for block in stage.blocks.values():
-                    block.attention.repeats_keys = True
             deal_out_experts(stage, mesh)
             if config.chunked_loss and stage.head is not None:
                 chunk_loss(stage.head, mesh.tp.group, config.sequence_parallel)
-                stage.chunked_loss = True
-    if config.offload_activations:
-        offload = Offload(device.torch)
-        for stage in stages:
-            for number, block in enumerate(stage.blocks.values()):
-                block.keeping = functools.partial(offload.keeping, number == 0)
     return stages
+
+
+def _layer_options(config: TrainConfig, mesh: Mesh, device: Device) -> LayerOptions:
+    """Options of layers: what the job asks for, and what the device has kernels for."""
+    attention_only = config.recompute == "selective" and not config.keeps_products
+    documents, masks = config.documents or Documents(), _masks_documents(config, device)
+    dtype, windowed = COMPUTE_DTYPE[config.precision], config.model.windowed_layers > 0
+    grouped = device.has_grouped_attention(dtype, config.model.head_dim, masks or windowed)
+    return LayerOptions(
+        "attention" if attention_only else config.recompute,
+        config.recompute_every,
+        config.compile,
+        documents.reset_attention_mask,
+        documents.reset_position_ids,
+        masks_documents=masks,
+        repeats_keys=mesh.cp.size == 1 and not grouped,
+        chunks=held_chunks(config.model.seq_length, mesh.cp.rank, mesh.cp.size),
+        chunked_loss=config.chunked_loss,
+        offload=Offload(device.torch) if config.offload_activations else None,
+    )
 
 
 def _masks_documents(config: TrainConfig, device: Device) -> bool:
@@ -94,13 +96,6 @@ def _masks_documents(config: TrainConfig, device: Device) -> bool:
     latent = config.model.latent
     head = latent.key_size + latent.rotary_size if latent else config.model.head_dim
     return not device.has_packed_attention(COMPUTE_DTYPE[config.precision], head, config.compile)
-
-
-def _repeats_keys(config: TrainConfig, device: Device, masks: bool) -> bool:
-    """Whether keys are repeated, since the device has no kernel for grouped queries."""
-    masked = masks or config.model.windowed_layers > 0
-    dtype = COMPUTE_DTYPE[config.precision]
-    return not device.has_grouped_attention(dtype, config.model.head_dim, masked)
 
 
 class Trainer:

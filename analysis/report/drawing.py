@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from analysis.prediction.scaling import Scaled
 from analysis.report import figures
 from analysis.report.forests import Sensitivity
 from analysis.report.page import content_of
-from analysis.report.section import Content, Section
+from analysis.report.section import Content, Figure, figures_named
 from analysis.report.sections import SECTIONS
 from analysis.run.fold import Run, read_run
 from foundation.arguments import checked_text, refused
@@ -30,12 +28,6 @@ _NO_OTHER = "PNG and other resolutions are saved from the report's page"
 FIGURES = {name: section for section in SECTIONS for name in section.figures}
 _TEMPLATES = Path(__file__).with_name("templates")
 _SCRIPTS = ("offscreen", "draw", "filter", "charts", "space", "scaling", "paper")
-# As ``templates/macros.html`` writes them.
-_FIGURE = re.compile(
-    r'<figure [^>]*data-draw="(\w+)" data-of="(.*?)" data-unit="(.*?)">(.*?)</figure>', re.DOTALL
-)
-_SELECT = re.compile(r'<select name="(\w+)">(.*?)</select>')
-_OPTION = re.compile(r"<option( selected)?>(.*?)</option>")
 _NO_TRIALS: dict[str, Any] = {
     "parameters": {}, "metrics": {}, "number": [], "kind": [], "by": [], "objective": [],
     "expected": [],
@@ -116,8 +108,7 @@ class Plots:
         self._content = content_of(run)
 
     def __dir__(self) -> list[str]:
-        there = [section for section in SECTIONS if section.condition(self._content)]
-        return [name for section in there for name in section.figures]
+        return [name for name, each in FIGURES.items() if each.condition(self._content)]
 
     def __getattr__(self, name: str) -> Callable[..., Drawn]:
         if name not in FIGURES:
@@ -132,50 +123,33 @@ def _check(width: float, choices: Mapping[str, str]) -> None:
         checked_text(key, value)
 
 
-def _drawing(name: str) -> str:
-    """The function of the page that draws the figure of this name."""
-    return "effects" if name == "failures" else name
-
-
-def _found(content: Content, section: Section) -> list[tuple[str, ...]]:
-    """A section's figures: function, ``of``, unit and controls, as the page has them."""
-    html = section.draw(content) if section.condition(content) else ""
-    return [tuple(map(unescape, each[:3])) + each[3:] for each in _FIGURE.findall(html)]
-
-
-def _present(content: Content) -> Iterator[str]:
-    for section in SECTIONS:
-        functions = {each[0] for each in _found(content, section)} if section.figures else ()
-        yield from (name for name in section.figures if _drawing(name) in functions)
+def _found(content: Content, name: str) -> list[Figure]:
+    """The figures of this name that the page has."""
+    return figures_named(name, content) if FIGURES[name].condition(content) else []
 
 
 def _of_page(content: Content, name: str, /, width: float = PAGE, **choices: str) -> Drawn:
     _check(width, choices)
-    section = FIGURES.get(name)
-    if section is None:
+    if name not in FIGURES:
         raise refused("name", name, f"a figure of the page: {', '.join(FIGURES)}")
-    draw = _drawing(name)
-    drawn = {of: each for one, of, *each in _found(content, section) if one == draw}
+    drawn = {figure.of: figure for figure in _found(content, name)}
     if not drawn:
-        there = ", ".join(_present(content))
+        there = ", ".join(other for other in FIGURES if _found(content, other))
         raise refused("name", name, f"a figure that the page of {content.run.where} has: {there}")
     first = next(iter(drawn))
-    if draw == "effects":  # of which a page may have several
+    if drawn[first].draw == "effects":  # of which a page may have several
         first = choices.pop("of", first)
     if first not in drawn:
         raise refused("of", first, ", ".join(drawn))
-    unit, controls = drawn[first]
-    chosen = {}
-    for key, offered in _SELECT.findall(controls):
-        options = {unescape(text): selected for selected, text in _OPTION.findall(offered)}
-        start = max(options, key=lambda text: bool(options[text]))
+    figure, chosen = drawn[first], {}
+    for key, (options, start) in figure.choices.items():
         chosen[key] = choices.pop(key, start)
         if chosen[key] not in options:
             raise refused(key, chosen[key], ", ".join(options))
     if choices:
         raise refused("choices", ", ".join(choices), ", ".join(chosen) or f"none for {name}")
-    data = {"trials": content.trials, **section.data(content)}
-    return Drawn(draw, data, width, first, unit, chosen)
+    data = {"trials": content.trials, **FIGURES[name].data(content)}
+    return Drawn(figure.draw, data, width, first, figure.unit, chosen)
 
 
 def _scaling(scaled: Scaled) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from typing import Any
 from analysis import units
 from analysis.prediction.held_out import DOUBTFUL, CrossValidation
 from analysis.report.figures import effects
-from analysis.report.interactions import NAMED, interactions
+from analysis.report.interactions import NAMED
+from analysis.report.outcomes import failures
 from analysis.report.section import Content
 from analysis.report.sensitivity import LOW_R2
-from analysis.report.trajectory import failures
 from foundation.quantities import counted, percent
 
 LED_BY = 3  # parameters named beside the best configuration
@@ -19,18 +19,13 @@ LED_BY = 3  # parameters named beside the best configuration
 
 def objective_drivers(content: Content) -> str:
     """Drivers by the cost model over the space, then by the trials alone if a forest fits them."""
-    found, refusal = content.by_trials
     return content.html(
         "drivers.html",
-        model=content.by_model,
         check=_check(content.validation),
         doubtful=doubt(content.validation),
-        sensitivity=found,
-        refusal=refusal,
         effect=units.unit_or_name(content.run.objective_key),
         explored=sum(trial.explores for trial in content.run.trials.values()),
-        interactions=interactions(content.leading)[:NAMED] if content.leading else [],
-        leading=list(content.dependence),
+        interactions=content.interactions[:NAMED],
     )
 
 
@@ -61,14 +56,7 @@ def mattered_most(content: Content) -> tuple[list[tuple[str, float]], str]:
 
 def failure_drivers(content: Content) -> str:
     """The kinds of failure, what makes them likely, and which configurations fit."""
-    found, refusal = content.by_failures
-    return content.html(
-        "failures.html",
-        failures=failures(content.run),
-        sensitivity=found,
-        refusal=refusal,
-        border=content.border,
-    )
+    return content.html("failures.html", failures=failures(content.run))
 
 
 def failure_data(content: Content) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from analysis.prediction.held_out import CrossValidation
 from analysis.prediction.pricing import Pricing
 from analysis.report.encoding import encode
 from analysis.report.forests import Sensitivity
+from analysis.report.outcomes import blamed, ended_t, in_order, succeeded
 from analysis.report.tables import KEY_METRICS
-from analysis.report.trajectory import blamed, ended_t, in_order, succeeded
 from analysis.run.fold import Run
 from analysis.run.trial import Attempt, Trial
 from foundation.messages import printable

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +23,6 @@ PARTS = 2  # parts of a step that are named
 SHARE = 0.01  # of a step, from which a change is named
 _WORK_LEFT = (3, 130)  # exit codes of an unfinished search
 _OWN_PROGRAM = "ask-tell"  # a program that runs the trials itself: there is no command
-_TRIALS = re.compile(r"budget: \S+ trials?\b")
-# Other reasons for which a search ends, and what lets it continue.
-_LIMITS = (
-    (re.compile(r"budget: .* of wall time\b"), "raise budget.wall_time"),
-    (re.compile(r"budget: .* node-hours?\b"), "raise budget.node_hours"),
-    (re.compile(r"another batch is expected to gain "), "lower budget.expected_gain"),
-)
 
 
 @dataclass(frozen=True)
@@ -120,12 +112,12 @@ def resumption(run: Run, home: Path, budget: int | None, trials: int) -> tuple[s
     again = f"meshtune search {quote(str(home / 'space.yaml'))}{run.launcher_option}"
     if run.closed is None or run.closed_code in _WORK_LEFT:
         return "The search is not finished. If it is not running, resume it with", again
-    if _TRIALS.match(run.closed):
+    if run.closed_by is None:
+        return None
+    if run.closed_by == "trials":
         more = f"{again} --trials {max(budget or 0, trials)}"
         return "The trial budget is used up. To continue with more trials", more
-    for reason, remedy in _LIMITS:
-        if reason.match(run.closed):
-            words = f"The search ended: {run.closed}. To continue, {remedy} in a copy of its "
-            copy = f"meshtune search COPY.yaml --run-dir {quote(str(home))}{run.launcher_option}"
-            return f"{words}space.yaml", copy
-    return None
+    remedy = f"{'lower' if run.closed_by == 'expected_gain' else 'raise'} budget.{run.closed_by}"
+    words = f"The search ended: {run.closed}. To continue, {remedy} in a copy of its space.yaml"
+    copy = f"meshtune search COPY.yaml --run-dir {quote(str(home))}{run.launcher_option}"
+    return words, copy

@@ -13,9 +13,9 @@ from markupsafe import Markup
 
 from analysis import units
 from analysis.report import figures
+from analysis.report.outcomes import ranked_trials
 from analysis.report.section import Content, Section
 from analysis.report.sections import SECTIONS
-from analysis.report.trajectory import ranked_trials
 from analysis.run.best import write_best
 from analysis.run.fold import Run, read_run
 from analysis.run.frame import frame_of

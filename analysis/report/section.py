@@ -1,13 +1,13 @@
-"""A section of the report's page, and the content that sections are made from."""
+"""A section of the report's page, its figures, and the content that both are made from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import pandas as pd
@@ -19,7 +19,8 @@ from analysis.prediction.held_out import CrossValidation, cross_validated
 from analysis.prediction.pricing import Pricing
 from analysis.report import figures, tables
 from analysis.report.forests import NotEnough, Sensitivity, folded
-from analysis.report.interactions import dependence, memory_border
+from analysis.report.interactions import dependence, interactions, memory_border
+from analysis.report.outcomes import ranked_trials
 from analysis.report.outlook import Outlook
 from analysis.report.sensitivity import (
     LOW_R2,
@@ -118,6 +119,18 @@ class Content:
         return figures.trials(self.run, self.frame, self.pricing)
 
     @cached_property
+    def parts(self) -> dict[str, Any]:
+        """Parts of the listed successes' steps by the cost model; see :func:`figures.parts`."""
+        assert self.validation is not None  # the section's condition
+        ran = [t.number for t in ranked_trials(self.run) if t.number in self.listed]
+        return figures.parts(self.validation, ran)
+
+    @property
+    def on_nodes(self) -> bool:
+        """Whether it is known on which nodes trials ran."""
+        return any(attempt.nodes for t in self.run.trials.values() for attempt in t.attempts)
+
+    @cached_property
     def by_model(self) -> ModelSensitivity | None:
         """Drivers of the objective over the space; None where the model cannot tell."""
         try:
@@ -153,6 +166,11 @@ class Content:
         return dependence(leading) if leading and len(leading.mean_abs) > 1 else {}
 
     @cached_property
+    def interactions(self) -> list[tuple[str, str, float]]:
+        """Pairs of leading parameters with the strength of their interaction, strongest first."""
+        return interactions(self.leading) if self.leading else []
+
+    @cached_property
     def border(self) -> dict[str, Any] | None:
         """The border between configurations that fit and others, by the model."""
         return memory_border(self.outlook) if self.outlook else None
@@ -173,12 +191,13 @@ class Content:
     def _common(self) -> dict[str, Any]:
         varied, fixed = tables.parameters(self.run)
         return {
+            "content": self,
             "run": self.run,
             "home": self.home,
             "simulated": self.run.launcher == "simulate",
             "objective": self.objective,
             "more": [units.label(key) for key, _ in self.run.goals[1:]],
-            "metric_names": list(self.trials["metrics"]),
+            "figures": lambda name: figures_named(name, self),
             "parameters": varied,
             "fixed": fixed,
             "metrics": tables.metric_columns(self.run, self.frame),
@@ -193,7 +212,61 @@ class Section:
     condition: Callable[[Content], bool] = lambda _: True  # whether the page of a run has it
     anchor: str = ""  # the target of links on the page
     data: Callable[[Content], Mapping[str, Any]] = lambda _: {}  # of its figures, by name
-    figures: tuple[str, ...] = ()  # names of figures that it may have
+    figures: tuple[str, ...] = ()  # names of figures that it may have; see ``figures_named``
 
     def heading(self, content: Content) -> str:
         return self.title if isinstance(self.title, str) else self.title(content)
+
+
+class Figure(NamedTuple):
+    draw: str  # the function of the page's script
+    of: str = ""  # which of several that this function draws
+    unit: str = ""
+    # options of each choice beside it, and the one that is chosen first
+    choices: Mapping[str, tuple[Sequence[str], str]] = {}
+
+
+def figures_named(name: str, content: Content) -> list[Figure]:
+    """The figures of this name on the page of a run; none if it lacks what they show."""
+    run, unit = content.run, units.unit_or_name(content.run.objective_key)
+    match name:
+        case "history":
+            by = {"trials": True, "time": run.opened_t, "nodes": content.on_nodes}
+            choices = {"by": ([option for option, told in by.items() if told], "trials")}
+            return [Figure(name, choices=choices)] if run.ended else []
+        case "effects":
+            found = {"model": content.by_model, "trials": content.by_trials[0]}
+            return [Figure(name, of, unit) for of in found if found[of]]
+        case "dependence":
+            names = list(content.dependence)
+            first = content.interactions[0][:2] if content.interactions else names
+            return _of_two(name, ("of", "by"), names, first, unit)
+        case "failures":
+            return [Figure("effects", "failure", "probability")] if content.by_failures[0] else []
+        case "border":
+            names = list(content.border["parameters"]) if content.border else []
+            return _of_two(name, ("across", "up"), names, names)
+        case "compare":
+            names = [str(number) for number in content.parts["of"]]
+            return _of_two(name, ("a", "b"), names, [*names[:1], *names[-1:]])
+        case "stacks":
+            return [Figure(name)] if ranked_trials(run) else []
+        case "heat":  # it begins with the leading parameters
+            varied = list(content.trials["parameters"])
+            leading = [] if content.leading is None else list(content.leading.mean_abs.index)
+            known = [each for each in leading[: figures.MAX_PARAMETERS] if each in varied]
+            names = tables.parameters(run)[0]
+            first = list(dict.fromkeys(known + varied)) or names
+            return _of_two(name, ("across", "up"), names, 2 * first)
+        case "slices":
+            of = ["objective", *content.trials["metrics"]]
+            return [Figure(name, choices={"of": (of, of[0])})]
+    return [Figure(name)]
+
+
+def _of_two(
+    draw: str, keys: tuple[str, str], names: list[str], first: Sequence[str], unit: str = ""
+) -> list[Figure]:
+    """A figure of two of the ``names`` if there are as many; ``first`` are chosen first."""
+    choices = {key: (names, name) for key, name in zip(keys, first, strict=False)}
+    return [Figure(draw, "", unit, choices)] if len(names) > 1 else []

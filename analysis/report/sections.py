@@ -19,8 +19,8 @@ from analysis.report.drivers import (
 )
 from analysis.report.next_trials import next_trials, resumption
 from analysis.report.one_change import one_changes
+from analysis.report.outcomes import failures, ranked_trials
 from analysis.report.section import Content, Section
-from analysis.report.trajectory import failures, ranked_trials
 from analysis.verdict import expected_left, verdict_lines
 
 TOP = 10
@@ -41,7 +41,6 @@ def _best(content: Content) -> str:
     changes = one_changes(run, content.pricing) if run.best else []
     return content.html(
         "best.html",
-        best=run.best,
         kept=kept,
         slower=float(kept.prediction.tokens_per_second[0]) / speed if kept and speed else None,
         measured=sum(not t.violated for t in ranked_trials(run)),
@@ -51,9 +50,6 @@ def _best(content: Content) -> str:
         further=len(changes) - CHANGES,
         mattered=mattered,
         unit=unit,
-        problem=content.best_problem,
-        by_model=content.by_model is not None,
-        optimal=len(run.front()),
         risk=_risk(content),
         failed=failures(run),
     )
@@ -94,15 +90,9 @@ def _front(content: Content) -> str:
     best = content.run.front()
     return content.html(
         "front.html",
-        successes=len(content.run.comparable()),
         optimal=len(best),
         rows=content.rows(trial for trial in best if trial.number in content.listed),
     )
-
-
-def _history(content: Content) -> str:
-    by = {"trials": True, "time": content.run.opened_t, "nodes": _on_nodes(content)}
-    return content.html("history.html", by=[name for name, known in by.items() if known])
 
 
 def _predicted(content: Content) -> list[tuple[float, tuple[float, ...]]]:
@@ -118,46 +108,22 @@ def _expected(content: Content) -> str:
     return content.html("expected.html", predicted=len(pairs), inside=inside)
 
 
-def _on_nodes(content: Content) -> bool:
-    """Whether it is known on which nodes trials ran."""
-    return any(attempt.nodes for t in content.run.trials.values() for attempt in t.attempts)
-
-
-def _landscape(content: Content) -> str:
-    """The successes over their parameters; the heat map begins with the two leading ones."""
-    varied = list(content.trials["parameters"])
-    leading = [] if content.leading is None else list(content.leading.mean_abs.index)
-    first = [name for name in leading[: figures.MAX_PARAMETERS] if name in varied] + varied
-    up = next((name for name in first if name != first[0]), first[0])
-    return content.html("landscape.html", across=first[0], up=up)
-
-
 def _cost_model(content: Content) -> str:
     validation = content.validation
     assert validation is not None  # the section's condition
-    pairs = list(_parts(content)["of"])
     return content.html(
         "cost_model.html",
-        validation=validation,
         # If the page has the model's drivers, the warning is in their section.
         doubtful="" if content.by_model else doubt(validation),
-        stacks=bool(ranked_trials(content.run)),
         rows=[row for row in validation.by_trial if row["number"] in content.listed],
-        pairs=pairs if len(pairs) > 1 else [],
     )
-
-
-def _parts(content: Content) -> dict[str, Any]:
-    assert content.validation is not None
-    ran = [t.number for t in ranked_trials(content.run) if t.number in content.listed]
-    return figures.parts(content.validation, ran)
 
 
 def _cost_model_data(content: Content) -> dict[str, Any]:
     assert content.validation is not None
     best = [trial.number for trial in ranked_trials(content.run)[:DRAWN]]
     drawn = {"stacks": figures.stacks(content.validation, best)} if best else {}
-    return drawn | {"parts": _parts(content)}
+    return drawn | {"parts": content.parts}
 
 
 def _top(content: Content) -> str:
@@ -167,11 +133,6 @@ def _top(content: Content) -> str:
 def _top_title(content: Content) -> str:
     count = min(TOP, len(ranked_trials(content.run)))
     return f"Best {count} configurations" if count > 1 else "The successful configuration"
-
-
-def _trials(content: Content) -> str:
-    rows = content.rows(content.listed.values())
-    return content.html("trials.html", trials=rows, left_out=len(content.run.trials) - len(rows))
 
 
 def _lessons(content: Content) -> list[str]:
@@ -189,7 +150,9 @@ SECTIONS: tuple[Section, ...] = (
         data=lambda content: {"front": figures.front(content.run, content.listed)},
         figures=("front",),
     ),
-    Section("Optimization history", _history, figures=("history",)),
+    Section(
+        "Optimization history", lambda content: content.html("history.html"), figures=("history",)
+    ),
     Section(
         "Expected and measured",
         _expected,
@@ -224,7 +187,7 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         "Parameters and objective",
-        _landscape,
+        lambda content: content.html("landscape.html"),
         condition=lambda content: len(ranked_trials(content.run)) > 1,
         figures=("parallel", "heat", "slices", "edf"),
     ),
@@ -237,13 +200,13 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "Nodes over time",
         lambda content: content.html("nodes.html"),
-        condition=_on_nodes,
+        condition=lambda content: content.on_nodes,
         data=lambda content: {"nodes": figures.nodes(content.run)},
         figures=("nodes",),
     ),
     Section(_top_title, _top, condition=lambda content: bool(ranked_trials(content.run))),
     Section(
         lambda content: "Every trial" if len(content.run.trials) <= tables.LISTED else "Trials",
-        _trials,
+        lambda content: content.html("trials.html"),
     ),
 )

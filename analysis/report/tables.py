@@ -9,7 +9,7 @@ import pandas as pd
 from analysis import units
 from analysis.explanation import expectation
 from analysis.metrics import Metrics
-from analysis.report.trajectory import ranked_trials, succeeded
+from analysis.report.outcomes import ranked_trials, succeeded
 from analysis.run.fold import Run
 from analysis.run.trial import Trial, meaning
 from foundation.quantities import config_text

@@ -130,6 +130,7 @@ class Closed(_Event):
 
     reason: str
     code: int | None = _sparse()  # exit code of the driver; None if it had no process of its own
+    limit: str | None = _sparse()  # key of the space's ``budget`` section, if that ended it
 
 
 Event = Opened | Proposed | Started | Ended | Closed

@@ -51,6 +51,7 @@ class Run:
     left_t: list[float] = field(default_factory=list)  # last event of each session but the last
     closed: str | None = None  # why the last session ended; None: it is running, or was killed
     closed_code: int | None = None  # exit code of the last session, if known
+    closed_by: str | None = None  # key of the budget that ended the last session, if one did
     trials: dict[int, Trial] = field(default_factory=dict)
     last_t: float = 0.0
     origin: str = ""  # source of another program's trials; empty for meshtune's own
@@ -281,7 +282,7 @@ def apply(run: Run, t: float, event: events.Event | None) -> None:
         case events.Ended():
             _end(run, _proposed(run, event.trial), event, t)
         case events.Closed():
-            run.closed, run.closed_code = event.reason, event.code
+            run.closed, run.closed_code, run.closed_by = event.reason, event.code, event.limit
     run.last_t = t
 
 

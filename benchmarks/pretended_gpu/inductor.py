@@ -41,7 +41,7 @@ from benchmarks.trainer import gpu_tables
 from benchmarks.trainer.gpu_cases import WIDTHS
 from benchmarks.trainer.triton_kernels import ARCHITECTURES, machine_code
 from trainer.model import recompute
-from trainer.model.transformer import Block, Places, run_layer
+from trainer.model.transformer import Block, LayerOptions, Places, run_layer
 from trainer.plan.fields import Recompute
 from trainer.plan.model import ModelConfig
 
@@ -189,7 +189,7 @@ def layer(kind: Recompute, **widths: Any) -> dict[str, Any]:
     written = Written()
     torch._dynamo.reset()
     with FakeTensorMode():
-        block = Block(model, kind, compiled=True)
+        block = Block(model, LayerOptions(kind, compiled=True))
         for module in block.modules():
             for name, parameter in [*module.named_parameters(recurse=False)]:
                 setattr(module, name, nn.Parameter(torch.empty(parameter.shape, **options)))

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from analysis.report.trajectory import trajectory
+from analysis.report.outcomes import trajectory
 from analysis.run.fold import Run
 from analysis.run.trial import COMPLETED
 from benchmarks.printing import machine, spread

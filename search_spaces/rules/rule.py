@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from trainer.plan.rules.catalog import SWITCHED_OFF_BY, requirements
 from trainer.plan.rules.expression import Array, Expression, ValueType
-from trainer.plan.rules.requirements import SWITCHED_OFF_BY, requirements
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from search_spaces.rules.rule import Facts, Rule, expressed
 from trainer import deepspeed_requirements
 from trainer.plan.layouts import NO_LAYOUT
 from trainer.plan.model import ModelConfig
+from trainer.plan.rules.catalog import refused_settings
 from trainer.plan.rules.expression import Array, ValueType, parse
-from trainer.plan.rules.requirements import refused_settings
 from trainer.plan.stages import COUNTED, GIVEN, LAYOUT, StageLayers
 
 # Ways to set how many layers stages have; a space has one of them.

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.report.trajectory import trajectory
+from analysis.report.outcomes import trajectory
 from benchmarks.search.figure9 import HOUR_S, TABLE_4, course, failure_share, picture, simulate
 from search_spaces import load_space
 from workflows.search.budget import Budget

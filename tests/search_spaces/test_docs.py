@@ -17,7 +17,7 @@ from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.trainers.command import CommandTrainer
 from slurm import Site
 from trainer.deepspeed import rules as deepspeed
-from trainer.plan.rules.requirements import REQUIREMENTS
+from trainer.plan.rules.catalog import REQUIREMENTS
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guide"

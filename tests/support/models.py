@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainer.model.initialize import initialize
-from trainer.model.transformer import Stage
+from trainer.model.transformer import LayerOptions, Stage
 from trainer.plan.model import ModelConfig
 
 GPT = ModelConfig(num_layers=4, hidden_size=24, num_heads=6, vocab_size=40, seq_length=12)
@@ -40,7 +40,8 @@ LATENT = LLAMA.model_copy(
 MODELS = [pytest.param(GPT, id="gpt"), pytest.param(LLAMA, id="llama")]
 
 
-def whole(model: ModelConfig, **options: Any) -> Stage:
-    stage = Stage(model, **options)
+def whole(model: ModelConfig, index: int = 0, num_stages: int = 1, **options: Any) -> Stage:
+    """A stage of the model, by default all of it; ``options`` as ``LayerOptions``."""
+    stage = Stage(model, index, num_stages, LayerOptions(**options))
     initialize(stage, "", model, seed=3)
     return stage

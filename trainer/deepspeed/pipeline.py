@@ -15,7 +15,7 @@ from torch import Tensor
 from trainer.model.attention import Places, near_mask
 from trainer.model.initialize import initialize
 from trainer.model.linear import norm_layer
-from trainer.model.transformer import Block, Embedding, Head, Positions, rotary_table
+from trainer.model.transformer import Block, Embedding, Head, LayerOptions, Positions, rotary_table
 from trainer.parallel.loss import cross_entropy
 from trainer.plan.config import TrainConfig
 from trainer.plan.model import ModelConfig
@@ -25,7 +25,7 @@ class PipedBlock(Block):
     """A block that makes its own rotary table: only hidden states pass between stages."""
 
     def __init__(self, model: ModelConfig, layer: int) -> None:
-        super().__init__(model, "none", layer=layer)
+        super().__init__(model, LayerOptions(), layer)
         self.model = model
         self.table: tuple[Tensor, Tensor] | None = None
 

@@ -12,8 +12,8 @@ from typing import Literal
 
 from trainer.plan.config import TrainConfig
 from trainer.plan.placement import Placement
+from trainer.plan.rules.catalog import refused, refused_settings
 from trainer.plan.rules.requirement import Requirement, read_requirements, refusal
-from trainer.plan.rules.requirements import refused, refused_settings
 from trainer.plan.states import ZERO_STAGES
 
 DeviceType = Literal["cpu", "cuda"]

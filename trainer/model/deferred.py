@@ -42,7 +42,7 @@ class DeferredKernels(Kernels):
         """
         self.receive = receive
         for stage in stages:
-            kinds = (Linear,) if stage.chunked_loss else (Linear, Head)
+            kinds = (Linear,) if stage.options.chunked_loss else (Linear, Head)
             for module in stage.modules():
                 if isinstance(module, kinds) and module.weight is not None:
                     module.weight.requires_grad_(False)

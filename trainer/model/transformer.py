@@ -10,6 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -21,9 +22,27 @@ from trainer.model.attention import Attention, Places, document_starts, near_mas
 from trainer.model.experts import MixtureMlp, kept_routes
 from trainer.model.latent import LatentAttention
 from trainer.model.linear import Linear, activated, norm_layer, normalize
+from trainer.model.offload import Offload
 from trainer.model.recompute import CHECKPOINT, SwiGlu, computed_again, recomputed
 from trainer.plan.fields import Recompute
 from trainer.plan.model import ModelConfig
+
+
+@dataclass(frozen=True)
+class LayerOptions:
+    """How a stage's layers are computed; by default as a device computes a model of its own."""
+
+    # in backward passes; attention alone where products or attention communicate
+    recompute: Recompute | Literal["attention"] = "none"
+    recompute_every: int = 1  # so many layers; the others keep everything
+    compiled: bool = False  # one graph per pass
+    resets_attention: bool = True  # at documents' boundaries
+    resets_positions: bool = True
+    masks_documents: bool = False  # the device has no kernel for packed documents
+    repeats_keys: bool = False  # it has none for grouped queries
+    chunks: Sequence[range] = ()  # of each sequence, if not all of it
+    chunked_loss: bool = False  # the head takes targets, see trainer.parallel.loss.chunk_loss
+    offload: Offload | None = None  # where activations wait for the backward pass
 
 
 def chosen(whole: Tensor, chunks: Sequence[range], dim: int = 0) -> Tensor:
@@ -97,19 +116,14 @@ def feed_forward(model: ModelConfig, layer: int) -> nn.Module:
 
 
 class Block(nn.Module):
-    """One pre-norm transformer layer, of the given number.
+    """One pre-norm transformer layer, of the given number; ``begins``: the first of its stage.
 
-    ``recompute``: what the backward pass repeats; attention alone where products or attention
-    communicate, and with experts in place of selective. ``compiled``: torch.compile makes one graph
-    per pass, without experts, whose numbers of tokens differ from pass to pass.
+    With experts attention alone is recomputed in place of selective, and graphs are without
+    experts, whose numbers of tokens differ from pass to pass.
     """
 
     def __init__(
-        self,
-        model: ModelConfig,
-        recompute: Recompute | Literal["attention"] = "none",
-        compiled: bool = False,
-        layer: int = 0,
+        self, model: ModelConfig, options: LayerOptions, layer: int = 0, begins: bool = False
     ) -> None:
         super().__init__()
         self.attention_norm = norm_layer(model)
@@ -119,18 +133,22 @@ class Block(nn.Module):
         self.attention = LatentAttention(model, latent) if latent else Attention(model, near)
         self.mlp_norm = norm_layer(model)
         self.mlp = feed_forward(model, layer)
-        self.compiled = compiled
-        self.keeping: Callable[[Any], AbstractContextManager[Any]] = nullcontext  # ``Offload``'s
+        self.attention.repeats_keys = options.repeats_keys
+        self.compiled = options.compiled
+        self.keeping: Callable[[Any], AbstractContextManager[Any]] = nullcontext
+        if options.offload is not None:
+            self.keeping = functools.partial(options.offload.keeping, begins)
+        recompute = options.recompute if layer % options.recompute_every == 0 else "none"
         self.recompute: Recompute = "none"
         if recompute == "attention" or (recompute == "selective" and model.num_experts):
             self.attention.recompute = True
         else:
             self.recompute = recompute
         # Compiled layers use torch's recomputation, too slow in eager mode; see ``recompute``.
-        self.repeats = self.mlp.repeats = self.recompute == "selective" and not compiled
+        self.repeats = self.mlp.repeats = self.recompute == "selective" and not self.compiled
         # Two blocks of a window see copies of keys, which are recomputed in place of saved.
         windowed = self.recompute == "none" and self.attention.window is not None
-        self.attention.repeats = self.repeats or (windowed and not compiled)
+        self.attention.repeats = self.repeats or (windowed and not self.compiled)
 
     def forward(self, x: Tensor, places: Places) -> Tensor:
         whole = self.compiled and not isinstance(self.mlp, MixtureMlp)
@@ -187,10 +205,10 @@ class Embedding(nn.Module):
 class Positions(nn.Module):
     """Adds a learned vector per position."""
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: ModelConfig, chunks: Sequence[range] = ()) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(model.seq_length, model.hidden_size))
-        self.chunks: Sequence[range] = ()
+        self.chunks = chunks
 
     def rows(self, positions: Tensor | None) -> Tensor:
         """Embeddings of this rank's positions, (sequence, 1, hidden).
@@ -220,8 +238,7 @@ class Head(nn.Module):
 class Stage(nn.Module):
     """Consecutive layers of the model, with the embedding if first and the head if last.
 
-    Parameters have the whole model's names. Every ``recompute_every``-th layer is recomputed.
-    ``layers`` defaults to an equal share.
+    Parameters have the whole model's names. ``layers`` defaults to an equal share.
     """
 
     def __init__(
@@ -229,36 +246,29 @@ class Stage(nn.Module):
         model: ModelConfig,
         index: int = 0,
         num_stages: int = 1,
-        recompute: Recompute | Literal["attention"] = "none",
-        recompute_every: int = 1,
-        compiled: bool = False,
+        options: LayerOptions | None = None,
         layers: range | None = None,
     ) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.options = model, (options := options or LayerOptions())
         self.is_first = index == 0
         self.is_last = index == num_stages - 1
         self.tied = model.tied_embeddings and self.is_last
         self.table: tuple[Tensor, Tensor] | None = None
         self.near: Tensor | None = None
-        self.compiled = compiled
         self.window: int | None = None  # of the layers that have one
-        self.chunks: Sequence[range] = ()  # of each sequence, if not all of it
-        self.resets_attention = self.resets_positions = True  # at documents' boundaries
-        self.masks_documents = False  # if no kernel takes packed documents
+        self.chunks = options.chunks
         self.embedding = Embedding(model) if self.is_first else None
         learned = self.is_first and model.positions == "learned"
-        self.positions = Positions(model) if learned else None
+        self.positions = Positions(model, self.chunks) if learned else None
         self.blocks = nn.ModuleDict()
         share = model.num_layers // num_stages
         for layer in layers or range(index * share, (index + 1) * share):
-            again = recompute if layer % recompute_every == 0 else "none"
-            block = self.blocks[str(layer)] = Block(model, again, compiled, layer)
+            block = self.blocks[str(layer)] = Block(model, options, layer, not self.blocks)
             self.window = self.window or block.attention.window
         self.norm = norm_layer(model) if self.is_last else None
         own_weight = not (self.tied and self.is_first)
         self.head = Head(model, own_weight) if self.is_last else None
-        self.chunked_loss = False  # the head takes targets, see trainer.parallel.loss.chunk_loss
 
     def forward(
         self, x: Tensor, bounds: Tensor | None = None, targets: Tensor | None = None
@@ -268,10 +278,10 @@ class Stage(nn.Module):
         ``bounds``: those of documents, if they are separate (``Batches.bounds``). ``targets``,
         (batch, sequence), matter to a ``chunked_loss`` only.
         """
-        positions = starts = None
-        if bounds is not None and (self.resets_positions or self.masks_documents):
+        options, positions, starts = self.options, None, None
+        if bounds is not None and (options.resets_positions or options.masks_documents):
             starts = document_starts(bounds, self.model.seq_length)
-        if starts is not None and self.resets_positions:
+        if starts is not None and options.resets_positions:
             positions = (torch.arange(starts.size(1), device=starts.device) - starts).t()
         if self.embedding is not None:
             x = self.embedding(x.t())
@@ -282,11 +292,11 @@ class Stage(nn.Module):
         table = self.table
         if table is not None and positions is not None:
             table = (table[0][positions, 0], table[1][positions, 0])
-        seen = bounds if self.resets_attention else None
-        if seen is not None and self.compiled:
+        seen = bounds if options.resets_attention else None
+        if seen is not None and options.compiled:
             # One graph for all numbers of documents.
             torch._dynamo.maybe_mark_dynamic(seen, 1)
-        if seen is not None and starts is not None and self.masks_documents:
+        if seen is not None and starts is not None and options.masks_documents:
             seen = own_document(starts, x.dtype)
         if self.window is not None and self.near is None:
             self.near = near_mask(self.window, x)
@@ -295,6 +305,6 @@ class Stage(nn.Module):
             x = block(x, places)
         if self.norm is not None and self.head is not None:
             tied = self.embedding.weight if self.tied and self.embedding is not None else None
-            wanted = (targets,) if self.chunked_loss else ()
+            wanted = (targets,) if options.chunked_loss else ()
             x = self.head(self.norm(x), tied, *wanted)
         return x

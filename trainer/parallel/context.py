@@ -19,14 +19,13 @@ from trainer.model.transformer import Block, Stage
 from trainer.parallel.attention import Attended, attend_block, block_gradients
 from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
-from trainer.plan.axes.cp import held_chunks
 
 _groups: dict[str, Group] = {}
 """Groups by name, for the compiler's operators."""
 
 
 def split_sequences(stage: Stage, mesh: Mesh, opaque: bool) -> None:
-    """Make a stage work on this rank's chunks of each sequence and attend to all chunks.
+    """Make a stage, which works on this rank's chunks of each sequence, attend to all chunks.
 
     ``opaque``: attention is a custom operator, for the compiler.
     """
@@ -35,9 +34,6 @@ def split_sequences(stage: Stage, mesh: Mesh, opaque: bool) -> None:
     name: str = group.handle.group_name
     if opaque:
         _groups[name] = group
-    stage.chunks = held_chunks(stage.model.seq_length, group.rank, group.size)
-    if stage.positions is not None:
-        stage.positions.chunks = stage.chunks
     for block in stage.blocks.values():
         assert isinstance(block, Block)
         block.attention.attend = functools.partial(ring_attention, group=name if opaque else group)

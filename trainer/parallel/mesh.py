@@ -20,7 +20,7 @@ Ranks = list[list[int]]  # of each group
 
 
 @dataclass(frozen=True)
-class Axis:
+class MeshAxis:
     """One axis of the mesh, as this rank sees it; ``group`` is None when it has one rank."""
 
     name: str
@@ -33,9 +33,9 @@ class Axis:
 class Grid:
     """Three axes that share the matrices of a layer; see ``parallel.grid``."""
 
-    x: Axis
-    y: Axis
-    z: Axis
+    x: MeshAxis
+    y: MeshAxis
+    z: MeshAxis
 
     @property
     def transposed(self) -> Grid:
@@ -48,7 +48,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Holders:
+class HolderGroups:
     """Ranks that hold the same parameters of a class, as this rank sees them.
 
     All of ``Mesh.states`` hold dense parameters, every ``apart``-th of them an expert
@@ -82,11 +82,11 @@ class Mesh:
     axes: Axes
     topology: Topology
     placement: Placement
-    pp: Axis
-    states: Axis  # ranks that hold the same weights: all of dp and cp
-    cp: Axis
-    tp: Axis
-    ep: Axis  # ranks that experts are distributed over, all of ``tp`` among them
+    pp: MeshAxis
+    states: MeshAxis  # ranks that hold the same weights: all of dp and cp
+    cp: MeshAxis
+    tp: MeshAxis
+    ep: MeshAxis  # ranks that experts are distributed over, all of ``tp`` among them
     grid: Grid
     world: Group
     traffic: Traffic
@@ -109,25 +109,25 @@ class Mesh:
         return self.pp.rank == (0 if self.folded else self.pp.size - 1)
 
     @property
-    def inside(self) -> tuple[Axis, ...]:
+    def inside(self) -> tuple[MeshAxis, ...]:
         """The axes that share one replica's layers."""
         return (self.tp, self.grid.x, self.grid.y, self.grid.z)
 
     @property
-    def dense(self) -> Holders:
-        return Holders(self, self.placement, self.states.rank)
+    def dense(self) -> HolderGroups:
+        return HolderGroups(self, self.placement, self.states.rank)
 
     @property
-    def experts(self) -> Holders:
+    def experts(self) -> HolderGroups:
         apart = self.ep.size // self.tp.size if self.ep.size > 1 else 1
-        return Holders(self, self.placement.among(apart), self.states.rank // apart, apart)
+        return HolderGroups(self, self.placement.among(apart), self.states.rank // apart, apart)
 
-    def holders(self, split: tuple[str, ...]) -> Holders:
+    def holders(self, split: tuple[str, ...]) -> HolderGroups:
         """Holders of parameters that differ along the axes ``split``."""
         return self.experts if "ep" in split else self.dense
 
     @property
-    def vocabulary(self) -> Axis:
+    def vocabulary(self) -> MeshAxis:
         """The axis that splits tables and logits by words."""
         return self.grid.x if self.grid.size > 1 else self.tp
 
@@ -168,7 +168,7 @@ def build_mesh(
     for name, size in axes.of_states.sizes.items():
         group = subgroup(axes.of_states.groups(name), own=False) if size > 1 else None
         place = axes.of_states.place(dist.get_rank(), name)
-        found[name] = Axis(name, size, place, group)
+        found[name] = MeshAxis(name, size, place, group)
     embedding = context = experts = None
     if config.model.tied_embeddings and config.pp > 1 and not config.stages.folded:
         ends = [[stages[0], stages[-1]] for stages in axes.groups("pp")]
@@ -186,10 +186,10 @@ def build_mesh(
         placement=config.place(world_size, local_world_size),
         pp=found["pp"],
         states=found["dp"],
-        cp=Axis("cp", config.cp, axes.place(dist.get_rank(), "cp"), context),
+        cp=MeshAxis("cp", config.cp, axes.place(dist.get_rank(), "cp"), context),
         tp=found["tp"],
-        ep=Axis("ep", config.ep, 0 if experts is None else experts.rank, experts),
-        grid=Grid(*(found.get(name, Axis(name, 1, 0, None)) for name in GRID)),
+        ep=MeshAxis("ep", config.ep, 0 if experts is None else experts.rank, experts),
+        grid=Grid(*(found.get(name, MeshAxis(name, 1, 0, None)) for name in GRID)),
         world=_group(dist.group.WORLD, topology, traffic),
         traffic=traffic,
         subgroup=subgroup,

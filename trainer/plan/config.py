@@ -19,9 +19,9 @@ from trainer.plan.limits import ConfigError, Ranks, Steps
 from trainer.plan.model import ModelConfig
 from trainer.plan.placement import Placement, Topology
 from trainer.plan.presets import ZERO_PRESETS, place
+from trainer.plan.rules.catalog import refused_settings, requirements
 from trainer.plan.rules.expression import Scalar
 from trainer.plan.rules.requirement import QUANTIZED, Requirement, refusal
-from trainer.plan.rules.requirements import refused_settings, requirements
 from trainer.plan.stages import StageLayout
 from trainer.plan.states import DEGREES
 

@@ -42,7 +42,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Layout:
+class PipelineLayout:
     """A layout for some number of ranks, its chunks in the order of a forward pass."""
 
     chunks: tuple[Chunk, ...]
@@ -69,13 +69,13 @@ class Layout:
 
 
 @lru_cache(maxsize=10_000)
-def parsed_layout(text: str) -> Layout:
+def parsed_layout(text: str) -> PipelineLayout:
     """Parse a layout as Megatron-LM does; raises LayoutError."""
     letters = _letters(text)
     _check_ends(text, letters)
     _check_predictors(text, letters)
     stages = "".join(letter for letter, _ in letters).split("|")
-    return Layout(tuple(Chunk(stage.count("t"), stage.count("m")) for stage in stages))
+    return PipelineLayout(tuple(Chunk(stage.count("t"), stage.count("m")) for stage in stages))
 
 
 def chunks_per_rank(texts: Iterable[object], degrees: Collection[object]) -> list[int]:

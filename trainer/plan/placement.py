@@ -17,8 +17,8 @@ import numpy as np
 
 from trainer.plan.formats import Format
 from trainer.plan.limits import ConfigError
+from trainer.plan.rules.catalog import REQUIREMENTS
 from trainer.plan.rules.requirement import refusal
-from trainer.plan.rules.requirements import REQUIREMENTS
 from trainer.plan.states import DEGREES, degree_among, in_flat_buckets
 
 

@@ -17,8 +17,8 @@ from trainer.plan.fields import Preset
 from trainer.plan.formats import Format
 from trainer.plan.limits import ConfigError
 from trainer.plan.placement import Placement, Topology, shared_within
+from trainer.plan.rules.catalog import requirements
 from trainer.plan.rules.requirement import QUANTIZED, refusal
-from trainer.plan.rules.requirements import requirements
 from trainer.plan.states import DEGREES
 
 PRESETS: tuple[Preset, ...] = get_args(Preset)

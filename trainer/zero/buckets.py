@@ -19,7 +19,7 @@ from trainer.model.initialize import initialize
 from trainer.model.parameters import Piece, Slot, slots
 from trainer.model.precision import COMPUTE_DTYPE
 from trainer.model.transformer import Stage
-from trainer.parallel.mesh import Holders, Mesh
+from trainer.parallel.mesh import HolderGroups, Mesh
 from trainer.plan.config import TrainConfig
 from trainer.plan.shards import ROW, Traits, fill, padded, segments
 from trainer.plan.states import PENDING_REDUCTIONS
@@ -38,7 +38,7 @@ class Bucket:
     def __init__(
         self,
         members: list[Slot],
-        holders: Holders,
+        holders: HolderGroups,
         dtype: torch.dtype,
         reductions: Pending | None,
         in_place: bool,

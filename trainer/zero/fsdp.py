@@ -21,7 +21,7 @@ from trainer.model.initialize import initialize
 from trainer.model.parameters import Piece, Slot, slots
 from trainer.model.precision import COMPUTE_DTYPE
 from trainer.model.transformer import Stage
-from trainer.parallel.mesh import Holders, Mesh
+from trainer.parallel.mesh import HolderGroups, Mesh
 from trainer.plan.config import TrainConfig
 from trainer.plan.placement import Level, Placement
 from trainer.plan.shards import Shape, Traits, UnitLayout
@@ -59,12 +59,12 @@ class ShardedWeights:
         if self.whole is not None:
             self.masters |= self.whole.masters
 
-    def _layout(self, holders: Holders, shapes: tuple[Shape, ...]) -> UnitLayout:
+    def _layout(self, holders: HolderGroups, shapes: tuple[Shape, ...]) -> UnitLayout:
         apart = self.mesh.axes.of_states.stride("dp") * holders.apart
         near = self.mesh.topology.replicas_per_node(holders.size, apart)
         return UnitLayout(holders.placement, shapes, near)
 
-    def _shards(self, holders: Holders) -> DeviceMesh:
+    def _shards(self, holders: HolderGroups) -> DeviceMesh:
         """FSDP2's mesh of the ranks that stored weights are sharded over.
 
         Makes all groups of a unit, even if this rank's stages have no such parameters.
@@ -104,7 +104,7 @@ class ShardedWeights:
         self,
         module: nn.Module,
         members: list[Slot],
-        holders: Holders,
+        holders: HolderGroups,
         outermost: bool,
         elsewhere: set[nn.Parameter],
     ) -> list[FsdpUnit]:

@@ -17,9 +17,11 @@ from torch import Tensor, nn
 
 from trainer.model.precision import COMPUTE_DTYPE
 from trainer.parallel.collectives import AVG
-from trainer.parallel.mesh import Holders
+from trainer.parallel.mesh import HolderGroups
 from trainer.plan.shards import ROW, sum_format
 from trainer.zero.background import Pending
+
+Parameters = Sequence[nn.Parameter]
 
 
 class BucketGradients(ABC):
@@ -29,7 +31,7 @@ class BucketGradients(ABC):
     # ``finish``; the whole bucket if optimizer states are replicated
     share: Tensor
 
-    def __init__(self, parameters: Sequence[nn.Parameter], numel: int, holders: Holders) -> None:
+    def __init__(self, parameters: Parameters, numel: int, holders: HolderGroups) -> None:
         self.numel = numel
         self.parameters = parameters
         self.parts: dict[Tensor, Tensor] = {}
@@ -95,7 +97,7 @@ class WholeGradients(BucketGradients):
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], numel: int, holders: Holders, in_place: bool
+        self, parameters: Parameters, numel: int, holders: HolderGroups, in_place: bool
     ) -> None:
         super().__init__(parameters, numel, holders)
         self.whole = torch.zeros(numel, device=parameters[0].device)
@@ -155,7 +157,7 @@ class SplitGradients(BucketGradients):
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], numel: int, holders: Holders, reductions: Pending
+        self, parameters: Parameters, numel: int, holders: HolderGroups, reductions: Pending
     ) -> None:
         super().__init__(parameters, numel, holders)
         assert self.sharing is not None  # or nothing is split

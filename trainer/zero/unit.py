@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from trainer.model.parameters import Piece, Slot
 from trainer.parallel.collectives import Group
-from trainer.parallel.mesh import Holders
+from trainer.parallel.mesh import HolderGroups
 from trainer.parallel.quantized import gather_rows
 from trainer.plan.shards import UnitLayout
 from trainer.quantization.blocks import dequantize, quantize
@@ -20,7 +20,7 @@ from trainer.zero.hooks import GatherWeights, HookContext, ReduceGradients, Unit
 from trainer.zero.secondary import SecondaryCopy
 
 
-def unit_groups(layout: UnitLayout, holders: Holders) -> UnitGroups:
+def unit_groups(layout: UnitLayout, holders: HolderGroups) -> UnitGroups:
     """The groups of a unit's collectives; see ``GatherWeights``, ``ReduceGradients``."""
     placement = layout.placement
     degree = placement.gradient_shard
@@ -46,7 +46,7 @@ class FsdpUnit:
         module: FSDPModule,
         members: list[Slot],
         layout: UnitLayout,
-        holders: Holders,
+        holders: HolderGroups,
         context: HookContext,
     ) -> None:
         self.module = module
@@ -119,8 +119,8 @@ class FsdpUnit:
         return [chunk[: local.numel()].view_as(local) for chunk, local in pairs]
 
 
-def holder_group(holders: Holders, size: int, stride: int, stream: str) -> Group:
-    """The group of ``Holders.replicas``, which must have more than one rank."""
+def holder_group(holders: HolderGroups, size: int, stride: int, stream: str) -> Group:
+    """The group of ``HolderGroups.replicas``, which must have more than one rank."""
     group = holders.replicas(size, stride, stream)
     assert group is not None
     return group

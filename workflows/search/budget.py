@@ -16,6 +16,7 @@ from analysis import Metrics, Run, StartUp, Trial
 from foundation.quantities import clock_text, counted
 from search_spaces import SearchSpace
 from slurm import BLAMELESS
+from workflows.search.stopping import DONE, Ending
 
 if TYPE_CHECKING:
     from analysis import Pricing  # scipy: half a second
@@ -49,7 +50,7 @@ class Budget:
             left = replace(left, node_hours=self.node_hours - probes.node_hours)
         return left
 
-    def spent(self, run: Run, now: float) -> str | None:
+    def spent(self, run: Run, now: float) -> Ending | None:
         """Why no further trial may start, or None while one may.
 
         A trial counts once, however often its nodes failed; one whose every attempt failed for
@@ -58,18 +59,18 @@ class Budget:
         if self.trials is not None and len(run.trials) >= self.trials:
             used = sum(1 for t in run.trials.values() if t.kind not in BLAMELESS)
             if used >= self.trials:
-                return f"budget: {counted(self.trials, 'trial')}"
+                return Ending(f"budget: {counted(self.trials, 'trial')}", DONE, "trials")
         return self.resources_spent(run, now)
 
-    def resources_spent(self, run: Run, now: float) -> str | None:
+    def resources_spent(self, run: Run, now: float) -> Ending | None:
         """Why nothing may run, not even a lost trial; None while time and node-hours are left."""
         if self.wall_time_s is not None and wall_time_s(run, now) >= self.wall_time_s:
-            return f"budget: {self.wall_time_s:.0f} s of wall time"
+            return Ending(f"budget: {self.wall_time_s:.0f} s of wall time", DONE, "wall_time")
         if self.node_hours is not None and node_hours(run, now) >= self.node_hours:
-            return f"budget: {counted(self.node_hours, 'node-hour')}"
+            return Ending(f"budget: {counted(self.node_hours, 'node-hour')}", DONE, "node_hours")
         return None
 
-    def not_worth_it(self, expected: Mapping[str, float], run: Run) -> str | None:
+    def not_worth_it(self, expected: Mapping[str, float], run: Run) -> Ending | None:
         """Why the next trial should not start although there is budget, or None if it should.
 
         One small expected gain may change with the next trial: only several in a row end a
@@ -82,11 +83,12 @@ class Budget:
         early = few and expected.get("fits", 1.0) >= LIKELY
         if early or len(gains) < SMALL_GAINS or max(gains) >= self.expected_gain:
             return None
-        return (
+        reason = (
             f"another batch is expected to gain {100 * gains[-1]:.2g} %, less than "
             f"budget.expected_gain ({100 * self.expected_gain:.3g} %); "
             f"all untried configurations, {100 * expected['left']:.2g} %"
         )
+        return Ending(reason, DONE, "expected_gain")
 
 
 def wall_time_s(run: Run, now: float) -> float:

@@ -122,7 +122,7 @@ class Driver:
                 self.journal.write(Closed(reason=_reason(error), code=FAILED))
             raise
         ending = self._final_ending(no_more)
-        closed = Closed(reason=ending.reason, code=ending.code)
+        closed = Closed(**asdict(ending))
         self._write(closed)
         self._catch_up(now=True)
         self.listen(closed, self)
@@ -139,9 +139,10 @@ class Driver:
             # last node. Remaining finalists may settle the winner in the next allocation.
             spent = self.budget.spent(self.state, self.journal.clock())
             settled = self._schedule.next_repeat() is None
-            ending = Ending(spent, DONE) if spent and settled else ending
+            ending = spent if spent and settled else ending
         if ending.code == DONE and self.state.best is None:
-            ending = Ending(f"{ending.reason}; {self.state.no_best}", FAILED)
+            reason = f"{ending.reason}; {self.state.no_best}"
+            ending = replace(ending, reason=reason, code=FAILED)
         return ending
 
     def _open(self) -> None:

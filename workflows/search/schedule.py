@@ -52,7 +52,7 @@ class Schedule:
         wait behind one that has not, alone: the first crash of them ends what else runs.
         """
         if spent := self._budget.resources_spent(self._run, self._journal.clock()):
-            return Ending(spent, DONE)
+            return spent
         trials = self._run.trials
         proven = any(t.ok for t in trials.values())  # a crash is its configuration's own
         crashed = {n for n in self._requeued if trials[n].crashes and not proven}
@@ -85,18 +85,17 @@ class Schedule:
 
     def _propose(self, started: Collection[int]) -> int | Ending:
         if spent := self._budget.spent(self._run, self._journal.clock()):
-            return Ending(spent, DONE)
+            return spent
         proposal = self._policy.propose(self._run, self._pool.size)
         if proposal and (enough := self._budget.not_worth_it(proposal.expected, self._run)):
-            return Ending(enough, DONE)
+            return enough
         if proposal and not self._affordable(proposal.config, started):
             proposal = self._narrower(proposal, started)
             if proposal is None:
                 left = max(0.0, self._node_hours.left(self._run, self._journal.clock()))
                 limit = f"budget: {counted(self._budget.node_hours or 0.0, 'node-hour')}"
-                return Ending(
-                    f"{limit}, {quantities.number(left)} left are too few for a further trial", DONE
-                )
+                few = f"{quantities.number(left)} left are too few for a further trial"
+                return Ending(f"{limit}, {few}", DONE, "node_hours")
         if proposal is None:
             if self._policy.propose(self._run, sys.maxsize) is None:
                 return Ending("every valid configuration has been tried", DONE)

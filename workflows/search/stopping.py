@@ -10,6 +10,7 @@ import re
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Literal
 
 from analysis import Ended, Run
 from slurm import Kind
@@ -21,10 +22,11 @@ _NO_PROGRAM = re.compile(r"no (?:such )?program|execve\(\): .*(?:No such file|Pe
 
 @dataclass(frozen=True)
 class Ending:
-    """Why the driver stopped, and the process's exit code."""
+    """Why the driver stopped, the process's exit code, and the limit of its budget."""
 
     reason: str
     code: int
+    limit: Literal["trials", "wall_time", "node_hours", "expected_gain"] | None = None  # reached
 
 
 def code_of(kind: Kind) -> int:

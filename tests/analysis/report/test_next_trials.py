@@ -73,25 +73,27 @@ def test_without_a_success_it_is_what_is_fast_and_likely_to_run(space: SearchSpa
 
 
 @pytest.mark.parametrize(
-    ("closed", "code", "launcher", "words", "command"),
+    ("code", "limit", "launcher", "words", "command"),
     [
         (None, None, "srun", "is not finished", "meshtune search '/a run/space.yaml'"),
-        ("the allocation ends", 3, "mpiexec", "is not finished", "space.yaml' --launcher mpiexec"),
-        ("budget: 12 trials", 0, "local", "trial budget", "space.yaml' --trials 40"),
-        ("budget: 3600 s of wall time", 0, "local", "raise budget.wall_time", "--run-dir '/a run'"),
-        ("budget: 1 node-hour, 0.1 left are too few", 0, "", "budget.node_hours", "COPY.yaml"),
+        (3, None, "mpiexec", "is not finished", "space.yaml' --launcher mpiexec"),
+        (0, "trials", "local", "trial budget", "space.yaml' --trials 40"),
+        (1, "trials", "local", "trial budget", "space.yaml' --trials 40"),  # none succeeded
+        (0, "wall_time", "local", "raise budget.wall_time", "--run-dir '/a run'"),
+        (0, "node_hours", "", "ended: a reason. To continue, raise budget.node_hours", "COPY.yaml"),
         (
-            *("another batch is expected to gain 0.5 %", 0, "simulate"),
-            *("lower budget.expected_gain", "--run-dir '/a run' --launcher simulate"),
+            *(0, "expected_gain", "simulate", "lower budget.expected_gain"),
+            "--run-dir '/a run' --launcher simulate",
         ),
-        ("every valid configuration has been tried", 0, "local", None, None),
+        (0, None, "local", None, None),
         (None, None, "ask-tell", None, None),
     ],
 )
 def test_how_a_search_goes_on_depends_on_what_ended_it(
-    closed: str | None, code: int | None, launcher: str, words: str | None, command: str | None
+    code: int | None, limit: str | None, launcher: str, words: str | None, command: str | None
 ) -> None:
-    run = Run(Path("/a run"), launcher=launcher, closed=closed, closed_code=code)
+    run = Run(Path("/a run"), launcher=launcher, closed_code=code, closed_by=limit)
+    run.closed = None if code is None else "a reason"
     found = resumption(run, run.directory, 40, 22)
     if words is None or command is None:
         assert found is None

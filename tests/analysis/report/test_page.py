@@ -10,10 +10,12 @@ import pytest
 import yaml
 
 from analysis.report import tables
+from analysis.report.drawing import FIGURES
 from analysis.report.figures import embedded
-from analysis.report.page import write_report
+from analysis.report.outcomes import ranked_trials
+from analysis.report.page import content_of, write_report
+from analysis.report.section import figures_named
 from analysis.report.sections import SECTIONS
-from analysis.report.trajectory import ranked_trials
 from analysis.run.best import Best
 from analysis.run.fold import read_run
 from analysis.run.lines import RunError
@@ -58,6 +60,9 @@ def test_every_trial_is_in_the_table_with_links_to_its_logs(big, page):
 def test_figures_are_the_pages_own_and_nothing_lies_beside_it(big, page):
     drawn = {"history", "effects", "dependence", "parallel", "heat", "slices", "edf", "nodes"}
     assert set(page.all("figure", "data-draw")) == drawn
+    content = content_of(read_run(big))
+    there = [name for name, section in FIGURES.items() if section.condition(content)]
+    assert {one.draw for name in there for one in figures_named(name, content)} == drawn
     assert {p.name for p in (big / "report").iterdir()} == {"index.html", "best.yaml"}
 
 
@@ -226,7 +231,7 @@ def test_the_page_of_many_trials_lists_the_best_and_the_latest_of_them(big_run, 
     best = [trial.number for trial in ranked_trials(run)]
     assert len(listed) == 20 and listed == sorted(listed)
     assert set(best[:10]) <= set(listed) and 99 in listed
-    page = Page(write_report(big_run, [s for s in SECTIONS if s.draw.__name__ == "_trials"]))
+    page = Page(write_report(big_run, SECTIONS[-1:]))
     rows = [row for row in page.all("tr", "id") if row.startswith("trial-")]
     assert rows == [f"trial-{number}" for number in listed]
     assert "results.csv has the other 80, too" in page.text

@@ -74,6 +74,7 @@ LINES: list[tuple[Event, str]] = [
     ),
     (Closed(reason="budget: 1 trial"), '"closed", "reason": "budget: 1 trial"}'),
     (Closed(reason="stopped", code=3), '"closed", "reason": "stopped", "code": 3}'),
+    (Closed(reason="", limit="trials"), '"closed", "reason": "", "limit": "trials"}'),
 ]  # fmt: skip
 
 

@@ -218,7 +218,8 @@ def test_a_spent_budget_says_which(tmp_path: Path, budget: Budget, expected: str
         journal.write(Started(trial=trial, attempt=1, name=f"r{trial}", nodes=["a"]))
         clock.now += 3
         end(journal, trial, kind)
-    assert budget.spent(journal.run, clock.now) == expected
+    spent = budget.spent(journal.run, clock.now)
+    assert (spent and spent.reason) == expected
     journal.close()
 
 

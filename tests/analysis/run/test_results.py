@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.report.trajectory import failures
+from analysis.report.outcomes import failures
 from analysis.run.results import ResultsFile
 from support.run_book import RunBook
 

@@ -65,7 +65,7 @@ import pandas as pd
 
 from analysis.report import page
 from analysis.report.tables import trial_row
-from analysis.report.trajectory import failures
+from analysis.report.outcomes import failures
 from analysis.run.fold import Run
 from analysis.run.trial import COMPLETED, Attempt, Trial
 from slurm.outcome.classify import classify

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from support.models import LLAMA, whole
-from trainer.model.transformer import Stage
+from trainer.model.transformer import LayerOptions, Stage
 
 pytestmark = [
     pytest.mark.heavy,
@@ -24,7 +24,7 @@ def test_compiled_code_has_the_loss_and_gradients_of_the_eager_layer(recompute: 
     tokens = torch.randint(model.vocab_size, (2, model.seq_length + 1))
     found = []
     eager = whole(model)
-    compiled = Stage(model, recompute=recompute, compiled=True)
+    compiled = Stage(model, options=LayerOptions(recompute, compiled=True))
     compiled.load_state_dict(eager.state_dict())
     torch._dynamo.reset()
     for stage in (eager, compiled):

@@ -12,7 +12,7 @@ from torch import Tensor
 from trainer.model.attention import Places
 from trainer.model.experts import MixtureMlp
 from trainer.model.initialize import initialize
-from trainer.model.transformer import Block, feed_forward, rotary_table
+from trainer.model.transformer import Block, LayerOptions, feed_forward, rotary_table
 from trainer.plan.model import ModelConfig
 
 SHAPE: dict[str, Any] = {
@@ -113,7 +113,7 @@ def test_a_recomputed_layer_takes_the_routes_of_its_forward_pass() -> None:
     model = ModelConfig(**SHAPE)
     gradients = []
     for recompute in ("none", "full"):
-        block = Block(model, recompute)  # type: ignore[arg-type]
+        block = Block(model, LayerOptions(recompute))  # type: ignore[arg-type]
         initialize(block, "blocks.0.", model, 3)
         assert isinstance(block.mlp, MixtureMlp)
         block.mlp.loads = torch.zeros(4, dtype=torch.int64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from unittest import mock
 
 import numpy as np
@@ -16,7 +15,6 @@ from search_spaces.known import framework_named
 from support.models import GPT, LATENT, LLAMA, whole
 from trainer.model import offload
 from trainer.model.offload import Offload
-from trainer.model.transformer import Stage
 from trainer.plan.fields import Recompute
 from trainer.plan.jobs import RECOMPUTE, jobs
 from trainer.plan.model import ModelConfig
@@ -65,13 +63,6 @@ class Counted(Offload):
         return sum(buffer.untyped_storage().nbytes() for buffer in self.made)
 
 
-def offloaded(stage: Stage) -> Counted:
-    moves = Counted()
-    for number, block in enumerate(stage.blocks.values()):
-        block.keeping = functools.partial(moves.keeping, number == 0)
-    return moves
-
-
 def tokens(model: ModelConfig, batch: int = 2, seed: int = 1) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(model.vocab_size, (batch, model.seq_length), generator=generator)
@@ -88,8 +79,8 @@ def test_gradients_are_the_same_to_the_bit_with_several_micro_batches_in_flight(
     monkeypatch.setattr(offload, "LEAST_BYTES", 1)
     found = []
     for moved in (False, True):
-        stage = whole(model, recompute=recompute)
-        moves = offloaded(stage) if moved else None
+        moves = Counted() if moved else None
+        stage = whole(model, recompute=recompute, offload=moves)
         gradients, made = [], []
         for order in ((0, 1, 2), (2, 0, 1)):
             losses = [stage(tokens(model, seed=n)).square().sum() for n in range(3)]
@@ -116,8 +107,8 @@ def test_what_has_another_size_in_each_pass_takes_the_same_buffers() -> None:
 
 
 def test_weights_and_what_all_layers_read_stay_and_evaluation_moves_nothing() -> None:
-    stage = whole(LLAMA).bfloat16()
-    moves = offloaded(stage)
+    moves = Counted()
+    stage = whole(LLAMA, offload=moves).bfloat16()
     with mock.patch.object(offload, "LEAST_BYTES", 1):
         with torch.no_grad():
             stage(tokens(LLAMA, 7))
@@ -136,8 +127,8 @@ def test_the_host_holds_the_priced_bytes_and_the_device_those_of_two_layers(
     layer = layer_bytes(jobs(plain, WIDE), framework_named("meshtune"), code)[0]
     kept, moves = [], None
     for moved in (False, True):
-        stage = whole(WIDE, recompute=recompute).bfloat16()
-        moves = offloaded(stage) if moved else None
+        moves = Counted() if moved else None
+        stage = whole(WIDE, recompute=recompute, offload=moves).bfloat16()
         with MemTracker() as tracker:
             loss = stage(tokens(WIDE, 1)).sum()
             (now,) = tracker.get_tracker_snapshot("current").values()

@@ -16,7 +16,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from support import expert_cases as cases
 from support.models import GPT, LATENT, LLAMA, MODELS, whole
 from trainer.model import attention, transformer
-from trainer.model.transformer import Stage
+from trainer.model.transformer import LayerOptions, Stage
 from trainer.plan.fields import Recompute
 from trainer.plan.model import ModelConfig
 
@@ -152,8 +152,7 @@ def test_keys_that_two_blocks_of_a_window_see_are_kept_once() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_mask_of_documents_is_kept_once(dtype: torch.dtype) -> None:
     """In the number format of the queries: a boolean one would be turned into it in each layer."""
-    stage = whole(LLAMA).to(dtype)
-    stage.masks_documents = True
+    stage = whole(LLAMA, masks_documents=True).to(dtype)
     masks = {}
 
     def note(kept: Tensor) -> Tensor:
@@ -177,8 +176,7 @@ def test_documents_one_after_another_are_those_under_a_mask(
     bounds = torch.tensor([[0, 2, 7, 12], [0, 12, 12, 12]], dtype=torch.int32)
     outputs, gradients = [], []
     for masks in (False, True):
-        stage = whole(model, recompute=recompute).double()
-        stage.masks_documents = masks
+        stage = whole(model, recompute=recompute, masks_documents=masks).double()
         own = F.scaled_dot_product_attention
         with mock.patch.object(F, "scaled_dot_product_attention", wraps=own) as attention:
             outputs.append(stage(tokens(model), bounds))
@@ -208,7 +206,8 @@ def test_compiled_layers_take_any_number_of_documents_in_one_graph(recompute: Re
         mock.patch.object(torch, "compile", counted),
         mock.patch.object(attention, "_attend_in_turn", attention._attend_packed),
     ):
-        stage = Stage(LLAMA, recompute=recompute, recompute_every=2, compiled=True).to("meta")
+        options = LayerOptions(recompute, recompute_every=2, compiled=True)
+        stage = Stage(LLAMA, options=options).to("meta")
         inputs = torch.empty(2, LLAMA.seq_length, dtype=torch.int64, device="meta")
         for size in (2, 4, 8, 16, 32, 64):
             bounds = torch.empty(2, size, dtype=torch.int32, device="meta")

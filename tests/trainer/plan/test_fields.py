@@ -16,7 +16,7 @@ from trainer.plan.config import TrainConfig
 from trainer.plan.fields import Choices, OtherChoices, Preset, Settings
 from trainer.plan.limits import ConfigError
 from trainer.plan.presets import PRESETS
-from trainer.plan.rules.requirements import counting, refused
+from trainer.plan.rules.catalog import counting, refused
 
 FIELD = '''    fold_norms: Annotated[
         bool,

@@ -63,7 +63,7 @@ def test_what_ends_with_its_allocation_is_not_blamed_and_keeps_its_retries(
         assert [t.kind for t in driver.state.trials.values()] == ["ok", "ok", None]
     launcher.states[0.0] = HELD
     driver = make_driver(launcher, trials=5)
-    assert driver.run() == Ending("budget: 5 trials", DONE)
+    assert driver.run() == Ending("budget: 5 trials", DONE, "trials")
     assert [t.kind for t in driver.state.trials.values()] == ["ok"] * 5
 
 
@@ -108,7 +108,7 @@ def test_a_silent_scheduler_is_waited_for_and_nothing_is_started(make_driver: Ma
 
     launcher = Lent(script)
     driver = make_driver(launcher, trials=4, listen=listen)
-    assert driver.run() == Ending("budget: 4 trials", DONE)
+    assert driver.run() == Ending("budget: 4 trials", DONE, "trials")
     assert [t.kind for t in driver.state.trials.values()] == ["ok"] * 4
     [failed] = [a for a in driver.state.trials[2].attempts if a.kind == "launch_failure"]
     assert not failed.costs_retry

@@ -171,6 +171,7 @@ def test_a_search_ends_when_three_proposals_in_a_row_promise_little(
     for at, expected in enumerate(before, start=1):
         trial = Trial(at, {}, 0.0, expected=dict(expected), kind="ok", objective=1.0)
         run.trials[at] = trial
-    reason = Budget(expected_gain=0.01).not_worth_it(told[-1], run)
-    assert (reason is not None) == ends
-    assert reason is None or ("0.5 %" in reason and "all untried configurations, 1 %" in reason)
+    ending = Budget(expected_gain=0.01).not_worth_it(told[-1], run)
+    assert (ending is not None) == ends
+    told_all = "all untried configurations, 1 %"
+    assert ending is None or ("0.5 %" in ending.reason and told_all in ending.reason)

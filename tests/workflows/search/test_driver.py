@@ -30,7 +30,7 @@ def kinds(driver: Driver) -> list[str | None]:
 
 def test_a_search_ends_with_its_budget(make_driver: MakeDriver) -> None:
     driver = make_driver(ScriptedLauncher(lambda n, a, lease: ok(n)))
-    assert driver.run() == Ending("budget: 6 trials", DONE)
+    assert driver.run() == Ending("budget: 6 trials", DONE, "trials")
     assert kinds(driver) == ["ok"] * 6
     assert driver.state.best is not None
     assert driver.state.best.number == 6
@@ -102,7 +102,8 @@ def test_a_trial_whose_node_has_failed_runs_again_on_another(make_driver: MakeDr
 
 def test_a_search_without_a_success_has_failed(make_driver: MakeDriver) -> None:
     driver = make_driver(ScriptedLauncher(lambda n, a, lease: Outcome(Kind.OOM)))
-    assert driver.run() == Ending("budget: 6 trials; no trial succeeded", FAILED)
+    assert driver.run() == Ending("budget: 6 trials; no trial succeeded", FAILED, "trials")
+    assert driver.state.closed_by == "trials"
 
 
 def test_a_success_without_the_objective_is_a_crash_that_says_what_there_was(
@@ -237,7 +238,7 @@ def test_a_search_whose_last_trial_takes_the_last_node_with_it_is_done(
         return Outcome(Kind.OK, result={"speed": 1.0}, lost_nodes=lease.nodes)
 
     driver = make_driver(ScriptedLauncher(script, num_nodes=1), trials=1)
-    assert driver.run() == Ending("budget: 1 trial", DONE)
+    assert driver.run() == Ending("budget: 1 trial", DONE, "trials")
 
 
 def test_what_a_killed_driver_left_running_is_settled_before_anything_starts(
@@ -314,7 +315,7 @@ def test_a_search_that_is_done_when_the_allocation_ends_is_done(make_driver: Mak
             launcher.left_s = 1.0
 
     driver = make_driver(launcher, trials=1, listen=end_allocation)
-    assert driver.run() == Ending("budget: 1 trial", DONE)
+    assert driver.run() == Ending("budget: 1 trial", DONE, "trials")
 
 
 def test_a_draining_driver_waits_without_turning(make_driver: MakeDriver) -> None:

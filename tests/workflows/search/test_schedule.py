@@ -58,7 +58,7 @@ def repeats(driver: Driver) -> dict[int, int]:
 def test_a_lucky_winner_is_found_out(make_driver: MakeDriver) -> None:
     launcher = ScriptedLauncher(lucky, 4)
     driver = make_driver(launcher)
-    assert driver.run() == Ending("budget: 4 trials", DONE)
+    assert driver.run() == Ending("budget: 4 trials", DONE, "trials")
     best = driver.state.best
     assert best is not None and best.number == 3
     assert driver.state.trials[2].objective in (96.5, 90.0)  # the median of two or of three
@@ -158,7 +158,7 @@ def test_an_allocation_that_ends_before_the_finalists_leaves_them_to_the_next(
     assert driver.run().code == CONTINUE
     assert not repeats(driver)
     driver = make_driver(ScriptedLauncher(lucky, 4))
-    assert driver.run() == Ending("budget: 4 trials", DONE)
+    assert driver.run() == Ending("budget: 4 trials", DONE, "trials")
     assert repeats(driver)
     assert driver.state.best is not None and driver.state.best.number == 3
 

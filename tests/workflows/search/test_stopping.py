@@ -199,7 +199,7 @@ def test_launches_that_fail_for_seconds_cost_no_trial_its_retries(make_driver: M
     clock = launcher.clock
     assert isinstance(clock, VirtualClock)
     driver = make_driver(launcher, trials=12)
-    assert driver.run() == Ending("budget: 12 trials", DONE)
+    assert driver.run() == Ending("budget: 12 trials", DONE, "trials")
     trials = driver.state.trials.values()
     assert [t.kind for t in trials] == ["ok"] * 12
     failed = [a for t in trials for a in t.attempts if a.kind == "launch_failure"]
@@ -224,7 +224,7 @@ def test_a_trial_that_alone_cannot_be_launched_is_given_up(make_driver: MakeDriv
         return Outcome(Kind.LAUNCH_FAILURE, message="no such GPU") if number == 2 else ok()
 
     driver = make_driver(virtual(script), trials=6)
-    assert driver.run() == Ending("budget: 6 trials", DONE)
+    assert driver.run() == Ending("budget: 6 trials", DONE, "trials")
     assert driver.state.trials[2].kind == "launch_failure"
     assert len(driver.state.trials[2].attempts) == MAX_RETRIES + 1
 
@@ -253,5 +253,5 @@ def test_trials_that_are_given_up_among_others_end_no_search(make_driver: MakeDr
         return ok() if number % 3 == 0 else Outcome(Kind.PREEMPTED)
 
     driver = make_driver(virtual(script), trials=6)
-    assert driver.run() == Ending("budget: 6 trials", DONE)
+    assert driver.run() == Ending("budget: 6 trials", DONE, "trials")
     assert sum(t.kind == "preempted" for t in driver.state.trials.values()) >= 8

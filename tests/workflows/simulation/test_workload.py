@@ -130,7 +130,7 @@ def test_finals_and_early_stops_are_the_same_in_every_run_and_save_node_time(
         text = SPACE.replace("finalists: false", "finalists: {max_repeats: 4}")
         path.write_text(text.replace("early_stop: false", f"early_stop: {str(early).lower()}"))
         ending, run = search(load_space(path), tmp_path / name, f"{TROUBLED},noise=0.02", trials=60)
-        assert ending == Ending("budget: 60 trials", DONE)
+        assert ending == Ending("budget: 60 trials", DONE, "trials")
         runs.append(run)
         journals.append((tmp_path / name / "journal.jsonl").read_text())
     whole, early_run, _ = runs
@@ -226,7 +226,7 @@ def test_virtual_time_goes_on_where_the_last_session_ended(
 ) -> None:
     _, before = search(space, tmp_path / "run", TROUBLED, trials=10)
     ending, after = search(space, tmp_path / "run", TROUBLED, before.last_t, trials=20)
-    assert ending == Ending("budget: 20 trials", DONE)
+    assert ending == Ending("budget: 20 trials", DONE, "trials")
     assert after.opened_t == [EPOCH, before.last_t]
     assert next(n for n, t in after.trials.items() if t.proposed_t >= before.last_t) == 11
 

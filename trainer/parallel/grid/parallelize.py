@@ -23,7 +23,7 @@ from trainer.model.transformer import Stage
 from trainer.parallel.collectives import Group
 from trainer.parallel.grid.depth import Block, Depth
 from trainer.parallel.grid.layers import Products, SplitNorm, lookup
-from trainer.parallel.mesh import Axis, Grid, Mesh
+from trainer.parallel.mesh import Grid, Mesh, MeshAxis
 from trainer.parallel.tensor import split
 from trainer.plan.config import TrainConfig
 
@@ -87,7 +87,7 @@ def _matrix(grid: Grid) -> Split:
     return _of(rows=grid.x, columns=grid.y, again=grid.z)
 
 
-def _of(**along: Axis) -> Split:
+def _of(**along: MeshAxis) -> Split:
     """A split of ``rows``, ``columns``, rows ``again``; each axis may have one rank only."""
     held = {name: axis for name, axis in along.items() if axis.size > 1}
     cuts = {name: Cut(axis.rank, axis.size) for name, axis in held.items()}

@@ -49,11 +49,11 @@ def idle_share(jobs: Jobs) -> Array:
 
 
 def unfilled_turns(jobs: Jobs) -> Array:
-    """Extra idle turns of a chunk with few micro-batches.
+    """Extra idle turns of a chunk with few micro-batches; a turn is its forward and backward pass.
 
-    Breadth-first waits for the first micro-batch before each further chunk. Folded schedules need 2
-    p - 1 micro-batches: each missing one costs two passes, less what the bubble of p - 1 absorbs;
-    with recomputation, one pass on top of the bubble.
+    Breadth-first waits for the first micro-batch before each further chunk. Folded schedules need
+    2 p - 1 micro-batches: each missing one costs two of a turn's three passes, less the p - 1 that
+    the bubble absorbs; with recomputation two of four, on top of the bubble.
     """
     m, p = jobs.layout.gas, jobs.layout.pp
     looped = np.maximum(p - m, 0) * (jobs.layout.vpp - 1)

@@ -1,4 +1,4 @@
-"""Checks of a space's ``trainer`` section: names in templates, paths, regular expressions."""
+"""A space's ``trainer`` section: completed, then its templates, paths and patterns checked."""
 
 from __future__ import annotations
 
@@ -36,11 +36,20 @@ def parsed(
         return parse(text, types, any_type=any_type)
 
 
+def completed(document: Document, file: SpaceFile, *, there: bool) -> SpaceFile:
+    """The file with a trainer that has all axes, and needs no other file and no current folder.
+
+    Raises SpaceError if its folder or an image beside the space must be ``there`` and is not.
+    """
+    file = _with_workdir(document, _with_known_axes(file), there=there)
+    return _with_files(document, _with_image(document, file, there=there))
+
+
 def _with_trainer(file: SpaceFile, **changes: Any) -> SpaceFile:
     return file.model_copy(update={"trainer": file.trainer.model_copy(update=changes)})
 
 
-def with_known_axes(file: SpaceFile) -> SpaceFile:
+def _with_known_axes(file: SpaceFile) -> SpaceFile:
     """The file with all parameters that are parallel axes listed among its trainer's axes.
 
     One axis of the built-in trainer's grid brings in the others.
@@ -54,7 +63,7 @@ def with_known_axes(file: SpaceFile) -> SpaceFile:
     return _with_trainer(file, axes=[*spec.axes, *more]) if more else file
 
 
-def standing_alone(document: Document, file: SpaceFile) -> SpaceFile:
+def _with_files(document: Document, file: SpaceFile) -> SpaceFile:
     """The file with the content of its trainer's base files, so that it needs no other file.
 
     A script beside it is named by its whole path: trials start in folders of their own.
@@ -80,11 +89,8 @@ def _beside(folder: Path, entry: str | Flags, workdir: str | None) -> str | Flag
     return str(folder / entry) if not found and (folder / entry).is_file() else entry
 
 
-def with_workdir(document: Document, file: SpaceFile, *, there: bool) -> SpaceFile:
-    """The file with the absolute path of its trainer's working folder.
-
-    Raises SpaceError if it has to be ``there`` and is not.
-    """
+def _with_workdir(document: Document, file: SpaceFile, *, there: bool) -> SpaceFile:
+    """The file with the absolute path of its trainer's working folder."""
     if file.trainer.workdir is None:
         return file
     folder = Path(os.path.abspath(Path(document.name).parent / file.trainer.workdir))  # noqa: PTH100
@@ -97,11 +103,8 @@ def with_workdir(document: Document, file: SpaceFile, *, there: bool) -> SpaceFi
     return _with_trainer(file, workdir=str(folder))
 
 
-def with_image(document: Document, file: SpaceFile, *, there: bool) -> SpaceFile:
-    """The file with the absolute path of its container's image, if that is a file.
-
-    Raises SpaceError if one beside the space has to be ``there`` and is not.
-    """
+def _with_image(document: Document, file: SpaceFile, *, there: bool) -> SpaceFile:
+    """The file with the absolute path of its container's image, if that is a file."""
     container = file.trainer.container
     if container is None or container.file is None or container.file.is_absolute():
         return file

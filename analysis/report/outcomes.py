@@ -1,4 +1,4 @@
-"""The course of a search, and its failures by kind."""
+"""Outcomes of trials: as they came, failures by kind, and successes, the best first."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import math
 import pandas as pd
 import pytest
 
-from analysis.report.trajectory import failures, ranked_trials, trajectory
+from analysis.report.outcomes import failures, ranked_trials, trajectory
 from analysis.run.events import Closed
 from analysis.run.fold import read_run
 
