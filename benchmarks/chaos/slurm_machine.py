@@ -57,6 +57,7 @@ class Slurm(Machine):
             self.kill_controller()
             self.start_controller()
             self.ask("scontrol", "reconfigure")  # nodes' daemons, too
+            self.ask("scancel", "-u", cluster.config.user)  # whose ends it has forgotten
         else:
             self.lacks |= {"preempt", "prolog_prints"}
 
