@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from benchmarks.chaos.faults import CONTINUE, LOCAL, Course, chosen, fault
+from benchmarks.chaos.faults import LOCAL, Course, chosen, fault
 from benchmarks.chaos.machines import command_line, marked, parent
 from benchmarks.chaos.plan import Planned
 from benchmarks.chaos.slurm_machine import Slurm
@@ -97,19 +97,18 @@ def suspend_job(world: World, planned: Planned) -> Course:
     world.disturbed = world.disturbed or slurm is not None  # its sruns and agents resume one by one
     driver, stopped = world.driver, set[int]()
     job = slurm.job if slurm else ""
-    with world.may_exit(*[CONTINUE] if outside else []):  # no node answers
-        try:
-            while not outside and (more := marked(world.marker) - stopped):  # forked meanwhile
-                processes.send(more, signal.SIGSTOP)
-                stopped |= more
-            if slurm:
-                slurm.ask("scontrol", "suspend", job)
-            until_s = time.monotonic() + planned.hold_s
-            while time.monotonic() < until_s and world.running and world.driver is driver:
-                yield 0.0
-        finally:
-            processes.send(stopped, signal.SIGCONT)
-            resumed = slurm is None or slurm.resume(job)
-        while slurm and not resumed:  # its controller is away
-            yield 0.5
-            resumed = slurm.resume(job)
+    try:
+        while not outside and (more := marked(world.marker) - stopped):  # forked meanwhile
+            processes.send(more, signal.SIGSTOP)
+            stopped |= more
+        if slurm:
+            slurm.ask("scontrol", "suspend", job)
+        until_s = time.monotonic() + planned.hold_s
+        while time.monotonic() < until_s and world.running and world.driver is driver:
+            yield 0.0
+    finally:
+        processes.send(stopped, signal.SIGCONT)
+        resumed = slurm is None or slurm.resume(job)
+    while slurm and not resumed:  # its controller is away
+        yield 0.5
+        resumed = slurm.resume(job)
