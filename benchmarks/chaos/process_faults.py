@@ -94,7 +94,8 @@ def suspend_job(world: World, planned: Planned) -> Course:
     """
     slurm = world.machine if isinstance(world.machine, Slurm) else None
     outside = slurm is not None and planned.pick * 7 % 1 < 0.5
-    world.disturbed = world.disturbed or slurm is not None  # its sruns and agents resume one by one
+    # Sruns and agents resume one by one, and Open MPI gives up a launch whose start it interrupts.
+    world.disturbed = world.disturbed or world.machine.launcher != "local"
     driver, stopped = world.driver, set[int]()
     job = slurm.job if slurm else ""
     try:
