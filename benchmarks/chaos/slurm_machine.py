@@ -6,7 +6,6 @@ import contextlib
 import subprocess
 import time
 from collections.abc import Collection, Iterator
-from pathlib import Path
 
 from benchmarks.chaos.machines import NODES, SLOWER, Machine, lacking_programs, until
 from benchmarks.power_cuts import revive_node
@@ -78,8 +77,7 @@ class Slurm(Machine):
             self.start_controller("-c")  # without its state
             self.job = self._allocated()
         # A controller that is killed sooner has forgotten the job, whose nodes stay allocated then.
-        state = self.cluster.conf.parent / "state" / "job_state"
-        until(lambda: state.exists() and state.stat().st_mtime > began, 30)
+        until(lambda: self._saved_since(began), 30)
 
     def _allocated(self) -> str:
         if self.in_array:
@@ -192,15 +190,15 @@ class Slurm(Machine):
         It would give an id that it has forgotten to the next job, whose steps the nodes then kill
         for seconds: they were told to end all that has this id.
         """
-        state = Path(self.cluster.config.directory) / "state" / "job_state"
-
-        def saved() -> bool:
-            with contextlib.suppress(FileNotFoundError):  # it is replaced just then
-                return not self.urgent_t or state.stat().st_mtime > self.urgent_t
-            return False
-
-        until(saved, 15)
+        until(lambda: not self.urgent_t or self._saved_since(self.urgent_t), 15)
         processes.end_all(self.controller)
+
+    def _saved_since(self, moment_s: float) -> bool:
+        """Whether the controller has saved its jobs since then."""
+        state = self.cluster.conf.parent / "state" / "job_state"
+        with contextlib.suppress(FileNotFoundError):  # it is replaced just then
+            return state.stat().st_mtime > moment_s
+        return False
 
     def start_controller(self, *options: str) -> None:
         """Start it if it is not there; it has its state."""
