@@ -49,7 +49,7 @@ class AllocationState(enum.Enum):
     """State of the allocation that a scheduler has granted."""
 
     HELD = "held"
-    SILENT = "the scheduler does not answer"  # running trials may continue; none can be started
+    SILENT = "the scheduler does not answer, or the job is suspended"  # no trial can be started
     GONE = "gone"  # cancelled, timed out, preempted: whatever runs on its nodes is being ended
 
 

@@ -13,9 +13,9 @@ from its seed alone (not when exactly: these are real processes). A failing roun
 with faults left out, and the least that still fails is printed as a shell script.
 
 Modules, in the order of a round: ``plan`` draws what is done, ``trainers`` is the program that
-trains, ``rank`` what its ranks can do, ``machines`` the place, ``world`` one round's folders and
-driver, ``*_faults`` what is injected, ``invariants`` what must hold, ``rounds`` plays it all, and
-``shrink`` leaves out what a failure does not need.
+trains, ``rank`` what its ranks can do, ``machines`` and ``slurm_machine`` the place, ``world`` one
+round's folders and driver, ``*_faults`` what is injected, ``invariants`` what must hold, ``rounds``
+plays it all, and ``shrink`` leaves out what a failure does not need.
 
 To add a fault: a generator function in a module ``*_faults`` with ``@fault(...)``; each of its
 ``yield`` lets the search continue for so many seconds. To add a misbehaviour of trainers: a

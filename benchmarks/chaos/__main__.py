@@ -22,10 +22,11 @@ from pathlib import Path
 
 from benchmarks.chaos import studies
 from benchmarks.chaos.drawing import draw
-from benchmarks.chaos.machines import Local, Machine, Mpiexec, Slurm
+from benchmarks.chaos.machines import Local, Machine, Mpiexec
 from benchmarks.chaos.plan import Plan
 from benchmarks.chaos.rounds import Played, play
 from benchmarks.chaos.shrink import script, shrink
+from benchmarks.chaos.slurm_machine import Slurm
 
 STUDY = "study"
 KINDS = {  # -> launcher, and whether trials share launches

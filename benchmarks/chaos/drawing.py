@@ -41,6 +41,8 @@ def draw(
     rng = random.Random(f"{seed}/{number}/{launcher}")
     faults, cost_s = _faults(rng, launcher, only, max_cost_s)
     cases = _cases(rng, max_cost_s - cost_s)
+    if any(f.fault == "remove_logs" for f in faults):  # which only a trial's log can show
+        cases = (cases[0], "prints_result", *(c for c in cases[1:-1] if c != "prints_result"))
     faults = tuple(fault for fault in faults if fault.fault not in lacks)
     cases = tuple(name for name in cases if name not in lacks)
     xs = (1, 2) if len(cases) <= 2 else (1,)

@@ -16,6 +16,7 @@ from benchmarks.chaos.invariants import events_of
 from benchmarks.chaos.machines import SLOWER
 from benchmarks.chaos.plan import Planned
 from benchmarks.chaos.world import World
+from slurm.kernel import state_and_parent
 
 
 @fault(weight=3)
@@ -101,6 +102,8 @@ def _exits(world: World, what: str, within_s: float = 60.0) -> Course:
     within_s *= SLOWER
     driver, deadline = world.driver, time.monotonic() + within_s
     while driver and driver.poll() is None:
+        if state_and_parent(driver.pid)[0] == "T":  # suspended, too
+            deadline = time.monotonic() + within_s
         if time.monotonic() > deadline:
             world.violate(f"the driver runs {within_s:g} s after {what}")
             return

@@ -10,11 +10,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.chaos.faults import CONTINUE, Course, chosen, fault
-from benchmarks.chaos.invariants import finished, finished_in
+from benchmarks.chaos.invariants import events_of, finished, finished_in
 from benchmarks.chaos.machines import marked, until
 from benchmarks.chaos.plan import Planned
 from benchmarks.chaos.world import DISK_FILES, World
@@ -175,6 +176,45 @@ def report_unwritable(world: World, planned: Planned) -> Course:
     finally:
         if path.is_file():
             path.unlink()
+
+
+@fault(weight=1.5, hold_s=(3.0, 6.0), interrupts=0)
+def remove_logs(world: World, planned: Planned) -> Course:
+    """The logs of a trial in its steps are removed, moved away or emptied; what follows counts."""
+    deadline = time.monotonic() + planned.hold_s
+    while not (training := _in_their_steps(world)):
+        if time.monotonic() > deadline:
+            return
+        yield 0.0
+    folder = chosen(training, planned)
+    for path in (folder / "stdout.log", folder / "stderr.log"):
+        with contextlib.suppress(OSError):
+            match int(planned.pick * 97) % 3:
+                case 0:
+                    path.unlink()
+                case 1:
+                    path.rename(folder / f"{path.name}.1")
+                case _:
+                    os.truncate(path, 0)
+
+
+def _in_their_steps(world: World) -> list[Path]:
+    """Folders of the running trials that have last reported a step, and no result yet."""
+    running: dict[int, bool] = {}
+    for event in events_of(world.journal):
+        if event["event"] in ("started", "ended"):
+            running[event["trial"]] = event["event"] == "started"
+    found = [world.run_dir / "trials" / f"{n:04d}" for n, runs in running.items() if runs]
+    return [folder for folder in found if _last_line(folder).startswith(b"step ")]
+
+
+def _last_line(folder: Path) -> bytes:
+    """The last whole line of a trial's output; empty if there is none, or no such file."""
+    with contextlib.suppress(OSError):
+        path = folder / "stdout.log"
+        if path.is_file() and path.stat().st_size < 4096:
+            return [b"", *path.read_bytes().split(b"\n")[:-1]][-1]
+    return b""
 
 
 @fault(interrupts=0)

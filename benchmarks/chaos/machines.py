@@ -1,4 +1,4 @@
-"""Machines of a round: this machine's processes, a private Slurm on it, or hosts of an mpiexec."""
+"""Machines of a round: this machine's processes, or hosts of an mpiexec; see also slurm_machine."""
 
 from __future__ import annotations
 
@@ -9,21 +9,13 @@ import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-from benchmarks.power_cuts import revive_node
 from slurm import processes
-from slurm.minicluster import cluster as mini, daemons
-from slurm.minicluster.config import MiniclusterError
 
 NODES = 3  # of a round's allocation
 SLOWER = float(os.environ.get("CHAOS_SLOWER", "1"))  # all limits on time are so many times longer
-_PREEMPTION = """
-PreemptType=preempt/partition_prio
-PreemptMode=CANCEL
-PartitionName=urgent Nodes=ALL PriorityTier=10 MaxTime=INFINITE State=UP
-"""
 
 
 class Machine(ABC):
@@ -61,7 +53,7 @@ class Local(Machine):
     def __init__(self) -> None:
         if os.geteuid() != 0:  # to mount a small disk
             self.lacks = frozenset({"disk_full", "no_inodes"})
-        self.lacks |= _lacking_programs()
+        self.lacks |= lacking_programs()
 
     def environment(self) -> dict[str, str]:
         return {}
@@ -94,7 +86,7 @@ class Mpiexec(Machine):
     no_progress_s = 20.0
 
     def __init__(self, folder: Path) -> None:
-        self.lacks = _lacking_programs()
+        self.lacks = lacking_programs()
         self.folder = folder
         self.hosts = [f"h{number}" for number in range(NODES)]
         (folder / "ssh").write_text(_SSH.format(folder=folder))
@@ -125,194 +117,6 @@ class Mpiexec(Machine):
             (self.folder / f"down.{host}").unlink(missing_ok=True)
 
 
-class Slurm(Machine):
-    """A minicluster, and an allocation for each round.
-
-    Args:
-        cluster: that is up.
-        own: whether it is this campaign's alone, and its configuration may be changed.
-    """
-
-    launcher = "srun"
-    no_progress_s = 20.0
-
-    def __init__(self, cluster: mini.Minicluster, own: bool = False) -> None:
-        self.cluster = cluster
-        self.job = ""
-        self.dead: set[str] = set()  # nodes that a fault has killed
-        self.is_ending = False  # the allocation, by a fault: no search can be done in it
-        self.urgent_t = 0.0  # when the last urgent job was submitted, seconds after the epoch
-        if not cluster.config.cgroup:  # only a cgroup holds what has left its session
-            self.lacks = frozenset({"leaves_daemon", "closes_everything"})
-        self.lacks |= _lacking_programs()
-        if own:
-            for conf in (cluster.conf, cluster.config.daemons_conf):
-                conf.write_text(conf.read_text() + _PREEMPTION)
-            self.kill_controller()
-            self.start_controller()
-        else:
-            self.lacks |= {"preempt"}
-
-    def environment(self) -> dict[str, str]:
-        return {"SLURM_JOB_ID": self.job, "SLURM_CONF": str(self.cluster.conf)}
-
-    def renew(self) -> None:
-        usable = not self.dead and not self.is_ending
-        if self.job and self.job_state() == "RUNNING" and usable:
-            return
-        self.clean()
-        began = time.time()
-        try:
-            self.job = self._allocated()
-        except (subprocess.TimeoutExpired, RuntimeError):
-            # Nodes are held by a job that Slurm has forgotten, or whose grant got lost.
-            self.kill_controller()
-            self.start_controller("-c")  # without its state
-            self.job = self._allocated()
-        # A controller that is killed sooner has forgotten the job, whose nodes stay allocated then.
-        state = self.cluster.conf.parent / "state" / "job_state"
-        until(lambda: state.exists() and state.stat().st_mtime > began, 30)
-
-    def _allocated(self) -> str:
-        said = subprocess.run(
-            ["salloc", f"-N{NODES}", "--no-shell", "--exclusive", "--mem=0", "--no-kill", "-t30"],
-            env=daemons.environment(self.cluster.conf), capture_output=True, text=True,
-            timeout=120 * SLOWER,
-        ).stderr  # fmt: skip
-        granted = [line for line in said.splitlines() if "Granted job allocation" in line]
-        if not granted:
-            raise RuntimeError(f"no allocation: {said}")
-        return granted[0].split()[-1]
-
-    def clean(self) -> None:
-        """End the allocation and bring every node back."""
-        self.start_controller()
-        for node in sorted(self.dead):
-            self.kill_slurmd(node)  # which was rebooted
-            revive_node(self.cluster, node)
-        self.dead.clear()
-        if self.job:
-            self.ask("scancel", self.job)
-            until(lambda: not self.ask("squeue", "-h"), 60)
-        for node, state in self._states().items():
-            if "drain" in state:  # a step daemon there was stopped for too long
-                self.ask("scontrol", "update", f"nodename={node}", "state=resume")
-        self.job, self.is_ending = "", False
-        until(self._all_idle, 60)
-
-    def job_state(self) -> str:
-        """The allocation's state by squeue; empty if it is gone."""
-        return self.ask("squeue", "-h", "-j", self.job, "-o", "%T").strip()
-
-    def steps(self) -> list[str]:
-        """Ids of the steps that Slurm lists."""
-        return self.ask("squeue", "-h", "-s", "-o", "%i").split()
-
-    def steps_left(self, names: Collection[str]) -> list[str]:
-        lines = self.ask("squeue", "-h", "-s", "-o", "%j|%i|%N").splitlines()
-        steps = [tuple(line.split("|", 2)) for line in lines]
-        # What has died with its node is listed until the job ends.
-        return [f"{i} on {n}" for name, i, n in steps if name in names and n not in self.dead]
-
-    def nodes(self) -> list[str]:
-        """The allocation's nodes."""
-        compact = self.ask("squeue", "-h", "-j", self.job, "-o", "%N").strip()
-        return self.ask("scontrol", "show", "hostnames", compact).split() if compact else []
-
-    def ask(self, *argv: str) -> str:
-        """Standard output of one of Slurm's commands; empty if it fails."""
-        with contextlib.suppress(MiniclusterError):
-            return self.cluster.run(*argv)
-        return ""
-
-    @contextlib.contextmanager
-    def urgent_job(self) -> Iterator[None]:
-        """A job of higher priority that wants all nodes for a moment."""
-        command = [
-            "srun",
-            "-purgent",
-            f"-N{NODES + 1}",
-            "--exclusive",
-            "--mem=0",
-            "-t1",
-            "sleep",
-            "1",
-        ]
-        env = daemons.environment(self.cluster.conf)
-        quiet = subprocess.DEVNULL
-        job = subprocess.Popen(command, env=env, stdin=quiet, stdout=quiet, stderr=quiet)
-        try:
-            until(lambda: self.ask("squeue", "-h", "-p", "urgent"), 5)
-            self.urgent_t = time.time()
-            yield
-        finally:
-            job.terminate()
-            job.wait()
-
-    def controller(self) -> set[int]:
-        return daemons.controller(self.cluster.config)
-
-    def kill_controller(self) -> None:
-        """Kill it once it has saved the urgent job, if there was one.
-
-        It would give an id that it has forgotten to the next job, whose steps the nodes then kill
-        for seconds: they were told to end all that has this id.
-        """
-        state = Path(self.cluster.config.directory) / "state" / "job_state"
-
-        def saved() -> bool:
-            with contextlib.suppress(FileNotFoundError):  # it is replaced just then
-                return not self.urgent_t or state.stat().st_mtime > self.urgent_t
-            return False
-
-        until(saved, 15)
-        processes.end_all(self.controller)
-
-    def start_controller(self, *options: str) -> None:
-        """Start it if it is not there; it has its state."""
-        config = self.cluster.config
-        if not self.controller():
-            daemons.start_daemon(config, "slurmctld", *options, "-f", str(config.daemons_conf))
-            until(lambda: bool(self.ask("sinfo", "-h")), 30)
-
-    def kill_munged(self) -> None:
-        """The daemon without which nobody can prove to another who he is."""
-        log = f"{self.cluster.config.directory}/log/munged.log"
-        named = {pid for pid in processes.all_pids() if processes.name(pid) == "munged"}
-        processes.end_all(lambda: {pid for pid in named if log in processes.open_files(pid)})
-
-    def start_munged(self) -> None:
-        daemons.start_munged(self.cluster.config)
-
-    def reboot(self, node: str) -> None:
-        """A node dies with all that is on it, and is back before anybody has missed it."""
-        self.dead.add(node)
-        config = self.cluster.config
-        processes.end_all(lambda: daemons.node_processes(config, node))
-        daemons.start_daemon(config, "slurmd", "-b", "-f", str(config.daemons_conf), "-N", node)
-
-    def kill_slurmd(self, node: str) -> None:
-        """A node's daemon alone; its steps continue."""
-        processes.end_all(lambda: self.on_node(node, "slurmd"))
-
-    def start_slurmd(self, node: str) -> None:
-        if not self.on_node(node, "slurmd"):
-            daemons.start_slurmd(self.cluster.config, node)
-
-    def on_node(self, node: str, name: str) -> set[int]:
-        """Processes of a node with this name."""
-        found = daemons.node_processes(self.cluster.config, node)
-        return {pid for pid in found if processes.name(pid) == name}
-
-    def _all_idle(self) -> bool:
-        return set(self._states().values()) == {"idle"}
-
-    def _states(self) -> dict[str, str]:
-        with contextlib.suppress(MiniclusterError):
-            return self.cluster.node_states()
-        return {}
-
-
 def can_trace() -> bool:
     """Whether strace is here, and may trace."""
     line = ["strace", "-o", "/dev/null", "true"]
@@ -321,7 +125,7 @@ def can_trace() -> bool:
     return False
 
 
-def _lacking_programs() -> frozenset[str]:
+def lacking_programs() -> frozenset[str]:
     """Faults that need a program which is not here."""
     return (
         frozenset()

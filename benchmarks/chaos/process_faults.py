@@ -1,13 +1,15 @@
-"""Faults that kill processes of trials."""
+"""Faults that kill or stop processes of trials."""
 
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 
 from benchmarks.chaos.faults import LOCAL, Course, chosen, fault
 from benchmarks.chaos.machines import command_line, marked, parent
 from benchmarks.chaos.plan import Planned
+from benchmarks.chaos.slurm_machine import Slurm
 from benchmarks.chaos.world import World
 from slurm import processes
 
@@ -81,3 +83,33 @@ def fork_servers(world: World) -> list[int]:
     """The fork server, its agents, and ranks that have not become a trainer yet."""
     found = sorted(marked(world.marker))
     return [pid for pid in found if "slurm.local.server" in command_line(pid)]
+
+
+@fault(weight=1.5, hold_s=(6.0, 30.0), cost_s=12)
+def suspend_job(world: World, planned: Planned) -> Course:
+    """The job is suspended and resumed: all processes stop, of those in no step only the driver.
+
+    With Slurm the driver runs on in half of the rounds, as one on a login node does. A driver that
+    is killed meanwhile ends the suspension: what it has started could not end.
+    """
+    slurm = world.machine if isinstance(world.machine, Slurm) else None
+    outside = slurm is not None and planned.pick * 7 % 1 < 0.5
+    # Sruns and agents resume one by one, and Open MPI gives up a launch whose start it interrupts.
+    world.disturbed = world.disturbed or world.machine.launcher != "local"
+    driver, stopped = world.driver, set[int]()
+    job = slurm.job if slurm else ""
+    try:
+        while not outside and (more := marked(world.marker) - stopped):  # forked meanwhile
+            processes.send(more, signal.SIGSTOP)
+            stopped |= more
+        if slurm:
+            slurm.ask("scontrol", "suspend", job)
+        until_s = time.monotonic() + planned.hold_s
+        while time.monotonic() < until_s and world.running and world.driver is driver:
+            yield 0.0
+    finally:
+        processes.send(stopped, signal.SIGCONT)
+        resumed = slurm is None or slurm.resume(job)
+    while slurm and not resumed:  # its controller is away
+        yield 0.5
+        resumed = slurm.resume(job)

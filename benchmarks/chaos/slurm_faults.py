@@ -14,9 +14,10 @@ from pathlib import Path
 
 from benchmarks import power_cuts
 from benchmarks.chaos.faults import CONTINUE, SRUN, Course, chosen, fault
-from benchmarks.chaos.machines import Slurm, marked
+from benchmarks.chaos.machines import marked
 from benchmarks.chaos.plan import Planned
 from benchmarks.chaos.process_faults import agents
+from benchmarks.chaos.slurm_machine import Slurm
 from benchmarks.chaos.world import World
 from slurm import processes
 
@@ -234,8 +235,46 @@ def cancel_job(world: World, planned: Planned) -> Course:
     """scancel of the whole allocation."""
     world.disturbed = True
     with world.may_exit(CONTINUE):
-        _slurm(world).ask("scancel", _slurm(world).job)
+        _slurm(world).cancel()
         yield 5.0
+
+
+@fault(launchers=SRUN, cost_s=8)
+def array_task(world: World, planned: Planned) -> Course:
+    """scancel of the allocation; the next is the last task of a job array, with the array's id."""
+    world.disturbed = True
+    with world.may_exit(CONTINUE):
+        _slurm(world).in_array = True
+        _slurm(world).cancel()
+        yield 5.0
+
+
+@fault(launchers=SRUN, cost_s=8)
+def resize_job(world: World, planned: Planned) -> Course:
+    """Somebody takes nodes from the allocation: one, or all but one."""
+    world.disturbed = True
+    nodes = _slurm(world).nodes()
+    left = 1 if planned.pick < 0.3 else len(nodes) - 1
+    if left < 1:
+        return
+    with world.may_exit(CONTINUE):  # too few nodes are left for wide trials
+        _slurm(world).is_ending = True  # the next driver has another
+        job = f"JobId={_slurm(world).job}"
+        # It leaves a script for the job's shell where it runs.
+        _slurm(world).ask(
+            "env", "-C", str(world.root), "scontrol", "update", job, f"NumNodes={left}"
+        )
+        yield 5.0
+
+
+@fault(launchers=SRUN, hold_s=(5.0, 60.0), interrupts=0)
+def prolog_prints(world: World, planned: Planned) -> Course:
+    """A site's TaskProlog greets every task on its standard output."""
+    try:
+        _slurm(world).greeting.touch()
+        yield planned.hold_s
+    finally:
+        _slurm(world).greeting.unlink(missing_ok=True)
 
 
 @fault(launchers=SRUN, weight=1.5, cost_s=12)

@@ -105,8 +105,9 @@ class Allocation:
         except SlurmError:
             return AllocationState.SILENT
         # squeue still lists a job that has just ended; a requeued one has no nodes yet.
-        gone = state not in _HELD or not nodes or self.over
-        return AllocationState.GONE if gone else AllocationState.HELD
+        if state not in _HELD or not nodes or self.over:
+            return AllocationState.GONE
+        return AllocationState.SILENT if state == "SUSPENDED" else AllocationState.HELD
 
     def steps(self, *, of_user: bool = False) -> list[JobStep]:
         """Steps that squeue lists for the job, or for all jobs of this user."""

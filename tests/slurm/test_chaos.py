@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.chaos.drawing import draw
-from benchmarks.chaos.machines import Slurm
 from benchmarks.chaos.rounds import play
 from benchmarks.chaos.shrink import script
+from benchmarks.chaos.slurm_machine import Slurm
 from slurm.minicluster.cluster import Minicluster
 
 pytestmark = pytest.mark.slurm

@@ -55,7 +55,7 @@ class Allocation:
         if state is AllocationState.SILENT:
             return self._silent(now_s)
         if self._silent_since_s is not None:
-            self._tell("the scheduler answers again")
+            self._tell("trials can be started again")
             self._silent_since_s = None
         self._next_check_s = now_s + CHECK_S
         for node in self._launcher.down_nodes():
@@ -66,11 +66,12 @@ class Allocation:
         if self._silent_since_s is None:
             self._silent_since_s = now_s
             self._tell(
-                "the scheduler does not answer: no trial is started until it does, "
+                f"{AllocationState.SILENT.value}: no trial is started until that ends, "
                 f"for up to {MAX_SILENCE_S / 60:.0f} minutes"
             )
         self._next_check_s = now_s + SILENT_CHECK_S
         if now_s - self._silent_since_s < MAX_SILENCE_S:
             return None
-        reason = f"the scheduler did not answer for {MAX_SILENCE_S / 60:.0f} minutes"
+        minutes = f"{MAX_SILENCE_S / 60:.0f} minutes"
+        reason = f"no trial could be started for {minutes}: {AllocationState.SILENT.value}"
         return Ending(reason, CONTINUE)

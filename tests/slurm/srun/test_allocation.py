@@ -43,7 +43,7 @@ def test_an_allocation_that_is_over_is_an_error_that_says_so(
     ("told", "state"),
     [
         ("RUNNING|n1", AllocationState.HELD),
-        ("SUSPENDED|n1", AllocationState.HELD),
+        ("SUSPENDED|n1", AllocationState.SILENT),  # no step starts, no node answers
         ("COMPLETING|n1", AllocationState.GONE),
         ("PENDING|", AllocationState.GONE),  # requeued: its next nodes are another driver's
         ("", AllocationState.GONE),  # ended lately

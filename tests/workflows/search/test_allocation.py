@@ -113,7 +113,7 @@ def test_a_silent_scheduler_is_waited_for_and_nothing_is_started(make_driver: Ma
     [failed] = [a for a in driver.state.trials[2].attempts if a.kind == "launch_failure"]
     assert not failed.costs_retry
     assert len(told) == 2
-    assert "no trial is started until it does, for up to 30 minutes" in told[0]
+    assert "no trial is started until that ends, for up to 30 minutes" in told[0]
     assert 300.0 <= launcher.clock.monotonic() <= 310.0
 
 
@@ -123,5 +123,6 @@ def test_a_scheduler_that_stays_silent_ends_the_search_with_work_left(
     launcher = Lent(lambda n, a, lease: ok())
     launcher.states = {0.0: SILENT}
     ending = make_driver(launcher).run()
-    assert ending == Ending("the scheduler did not answer for 30 minutes", CONTINUE)
+    reason = "no trial could be started for 30 minutes: the scheduler does not answer"
+    assert ending == Ending(f"{reason}, or the job is suspended", CONTINUE)
     assert MAX_SILENCE_S <= launcher.clock.monotonic() <= MAX_SILENCE_S + 10
