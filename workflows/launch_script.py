@@ -104,6 +104,9 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     passed, left_out = _passed(arguments, key_value, together)
     secrets = [name for name, text in variables.items() if has_secret(name, text)]
     plain = {name: text for name, text in variables.items() if name not in secrets}
+    whole = " ".join([*around, *shell.commands[at]])
+    for name in [n for n, t in plain.items() if " " in t and " ".join(t.split()) in whole]:
+        del plain[name]  # a part of the command: export CMD="train.py --bf16"
     environment, of_shell = _exported(plain, _variables(later, at))
     left_out += [f"the secret {name}: export it in the shell that searches" for name in secrets]
     loaded = [words[2:] for words in shell.commands if words[:2] == ["module", "load"]]
@@ -249,8 +252,11 @@ class _Shell:
             elif not self.commands[-1]:
                 self.before[len(self.commands) - 1][name] = self.texts[name]
             return
+        shows = bool(self.commands[-1]) and self.commands[-1][0] in WORDS["prints"]
+        if self.commands[-1] == ["eval"] and raw[0] == "$":
+            raw = f'"{raw}"'  # its value is a line of the shell, not words
         for word in self._words(raw):
-            if self.depth < DEEPEST and _QUOTED_COMMAND.search(_OUTPUT.sub("", word)):
+            if self.depth < DEEPEST and not shows and _QUOTED_COMMAND.search(_OUTPUT.sub("", word)):
                 outer = len(self.commands) - 1
                 self.commands.append([])
                 self.depth += 1
@@ -308,6 +314,8 @@ class _Shell:
             return " ".join(self.arrays[name])
         default = reference[0] if reference[3] is None else self._text(reference[3])
         text = self.texts.get(name) or default
+        if name in self.texts and reference[3] is None and _SEVERAL.match(reference[0]):
+            text = self.texts[name]  # options that are none, not a value that is still to come
         return f"${{{name}}}" if is_secret(name, text) else text
 
 
@@ -325,6 +333,8 @@ def _joined_lines(text: str) -> str:
 
     A here-document is from ``<<WORD`` to a line that is WORD; ``read NAME`` makes it a variable.
     """
+    # A comment ends with its line, whatever its last character is.
+    text = re.sub(r"(?m)^([ \t]*#.*)\\(?=\r?$)", r"\1 ", text)
     text = text.replace("\\\r\n", "   ").replace("\\\n", "  ")
     kept, until, name = [], "", ""
     for line in text.split("\n"):

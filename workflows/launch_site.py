@@ -99,7 +99,7 @@ def _around(words: Sequence[str]) -> str:
         lambda p: p[0] in NAMING or not _STARTED.fullmatch(p[1]), pairwise(["", *words])
     )
     before = [word for _, word in pairs]
-    before = list(dropwhile(lambda word: word in ("exec", "time"), before))
+    before = list(dropwhile(lambda word: word in ("eval", "exec", "time"), before))
     before = before[: next((i for i, word in enumerate(before) if _SHELL.fullmatch(word)), None)]
     if not before or Path(before[0]).name in WORDS["starts ranks"]:
         return ""

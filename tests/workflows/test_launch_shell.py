@@ -1,0 +1,83 @@
+"""Lines of a launch script that a shell reads in its own way: comments, eval, own options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from workflows.launch_script import read
+from workflows.launch_site import site_part
+
+# In the styles of BigScience's scripts for Slurm and of Megatron-DeepSpeed's examples.
+COMMENTED = """\
+ARGS=""
+OPTIONS=(
+    --num-layers 2
+    # --pipeline 8 \\
+    --bf16
+)
+ARGS=" --deepspeed ${ARGS}"
+#   --never 1 \\
+export CMD=" \\
+    `pwd`/train.py \\
+    ${OPTIONS[@]} $ARGS"
+echo $CMD --not 1 --an 2 --option 3
+"""
+
+
+@pytest.mark.parametrize("command", ['srun bash -c "python -u $CMD"', "A=python; eval $A $CMD"])
+def test_a_comment_ends_with_its_line_and_what_is_shown_is_not_started(
+    tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "run.sh").write_text(f"{COMMENTED}{command}\n")
+    launched = read(tmp_path / "run.sh")
+    assert launched.entry == f"{tmp_path}/train.py"
+    assert " ".join(launched.arguments) == "--num-layers 2 --bf16 --deepspeed"
+    assert (launched.left_out, launched.dropped, launched.set_up) == ([], [], [])
+    assert dict(launched.environment) == {}
+
+
+def test_a_line_that_is_evaluated_is_the_command(tmp_path: Path) -> None:
+    text = 'run="deepspeed train.py --bf16 &> ${LOG}.txt"\necho ${run}\neval ${run}\n'
+    (tmp_path / "run.sh").write_text(text)
+    launched = read(tmp_path / "run.sh")
+    assert (launched.arguments, launched.left_out, launched.dropped) == (["--bf16"], [], [])
+    assert site_part(launched, "dgx_h100").left_out == []
+
+
+OWN_OPTIONS = """\
+DATA="MOCK"
+TP=2
+while {condition}; do
+    case $1 in
+        --data) DATA="$2"
+            for each in $2; do echo $each; done
+            shift 2 ;;
+        *) echo "usage: run.sh --data PATH --tp N"; exit 1 ;;
+    esac
+done
+if [ $DATA = MOCK ]; then ARGS=--mock-data; else ARGS="--data-path $DATA"; fi
+torchrun train.py $ARGS --tp $TP
+"""
+
+
+@pytest.mark.parametrize(
+    "condition", ["[[ $# -gt 0 ]]", '[ "$#" -gt 0 ]', '[ -n "$1" ]', "(( ${#} ))", "getopts d: o"]
+)
+def test_a_script_that_takes_options_is_read_as_started_without_any(
+    tmp_path: Path, condition: str
+) -> None:
+    (tmp_path / "run.sh").write_text(OWN_OPTIONS.format(condition=condition))
+    launched = read(tmp_path / "run.sh")
+    assert launched.arguments == ["--mock-data", "--tp", "2"]
+    assert launched.left_out == []
+    assert launched.dropped == ["options of the script itself: it is read as started without any"]
+
+
+def test_a_loop_over_an_array_is_none_over_options(tmp_path: Path) -> None:
+    text = (
+        "i=0\nwhile [ $i -lt ${#ALL[@]} ]; do\n  LR=1\n  i=$((i + 1))\ndone\npython x.py --lr $LR\n"
+    )
+    (tmp_path / "run.sh").write_text(text)
+    assert read(tmp_path / "run.sh").arguments == ["--lr", "1"]
