@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -96,6 +97,7 @@ def first_space(wanted: Wanted, file: str) -> FirstSpace:
         notes.append(f"your ZeRO {own_zero} is not searched: {wanted.adapter}'s record lacks it")
     notes += [f"left out: {words}" for words in own.left_out]
     notes += _differences(wanted, own, space)
+    _name_as_seen_from(Path(file).parent, content)
     options = own.launched.batch_options
     scripts_time = next((o[7:] for o in options if o.startswith("--time=")), "")
     time = _job_time(space, scripts_time)
@@ -144,6 +146,17 @@ def _default_content(
     if isinstance(zero, list) and isinstance(own_zero, int):
         content["parameters"]["zero_stage"] = sorted({*zero, own_zero})
     return content, notes
+
+
+def _name_as_seen_from(folder: Path, content: dict[str, Any]) -> None:
+    """Name a space's files as seen from the folder that its own file is written to."""
+    trainer, model = content["trainer"], content.get("model")
+    based = model if isinstance(model, dict) else content
+    for keys, key in ((content, "cluster"), (based, "model"), (based, "base"), (trainer, "adapter"),
+                      (trainer, "config")):  # fmt: skip
+        name = keys.get(key)
+        if isinstance(name, str) and not Path(name).is_absolute() and Path(name).is_file():
+            keys[key] = os.path.relpath(name, folder)
 
 
 def _drop_refused_values(parameters: dict[str, Any], space: SearchSpace) -> dict[str, list[Any]]:
