@@ -11,6 +11,7 @@ from typing import Any
 from foundation.documents import as_written, by_dotted_path
 from foundation.messages import nearest
 from search_spaces.known import FRAMEWORKS
+from search_spaces.language.adapter_schema import AdapterFile
 from search_spaces.space import SearchSpace
 
 _WORK_PER_TIME = re.compile(r"(?:tokens|samples)_per_second|tflops|_per_token$|\bmfu$")
@@ -56,6 +57,8 @@ def notes(space: SearchSpace) -> Iterator[str]:
                 yield f"{name} has no {path} to begin with; did you mean '{close[0]}'?"
         if space.workdir and name in space.trainer.words:
             yield f"trials start in {space.workdir}: their own {name} is {{trial_dir}}/{name}"
+    for name in _not_here(space):
+        yield f"there is no {name} here, which your file names: its ZeRO stage counts as unstated"
     named = space.program.habits.name
     if space.model is not None and named not in FRAMEWORKS:
         yield (
@@ -67,6 +70,15 @@ def notes(space: SearchSpace) -> Iterator[str]:
             f"the cost model knows nothing of offloading ({name}): more will fit, and steps take "
             "longer, than it says"
         )
+
+
+def _not_here(space: SearchSpace) -> Iterator[str]:
+    """Further files that the user's configuration file names and that were not found."""
+    adapter = AdapterFile.named(space.trainer.made_by) if space.trainer.made_by else None
+    if adapter is not None and adapter.file is not None:
+        file = space.trainer.files.get(adapter.file.name)
+        texts = [((file and file.content) or {}).get(key) for key in adapter.file.named]
+        yield from (text for text in texts if isinstance(text, str))
 
 
 def _decided_beforehand(space: SearchSpace) -> Iterator[str]:
@@ -131,7 +143,7 @@ def _scripts(space: SearchSpace) -> list[str]:
 
 # Options and paths of known trainers that ``offload_optimizer`` and ``offload_parameters`` state.
 _PRICED = re.compile(
-    r"optimizer[-_]cpu[-_]offload|optimizer_offload_fraction|enable_cpu_offload|fsdp_cpu_offload"
+    r"optimizer[-_]cpu[-_]offload|optimizer_offload_fraction|enable_cpu_offload|fsdp_cpu_offload|offload_params$"
     r"|offload_(?:optimizer|param)\.device$|OFFLOAD_(?:OPTIMIZER|PARAM)"
 )
 _OFF = (None, False, 0, "", "none", "None", "false", "no", "auto")

@@ -121,9 +121,14 @@ def _default_content(
     if model is None:
         raise SpaceError(_no_model(wanted, record, own, stated))
     batch = stated.batch(getattr(least.model, "seq_length", None))
+    degrees = stated.parameters()
+    settings = [
+        n for n, each in record.settings.items() if any(s.applies(stated.keys) for s in each)
+    ]
     whole = partial(
         default_space, model, wanted.cluster, own.nodes, record.framework,
-        seq_length=stated.seq_length(), settings=record.settings, batch_is_stated=batch is not None,
+        seq_length=stated.seq_length(), settings=settings, batch_is_stated=batch is not None,
+        fixed={name: int(degrees[name]) for name in ("tp", "pp", "cp") if name in degrees},
     )  # fmt: skip
     ranks = own.launched.ranks or own.nodes * least.ranks_per_node
     stated_batch = stated.batch_on(ranks) if batch is None else batch
@@ -142,7 +147,7 @@ def _default_content(
             f"no micro-batch is searched, as {wanted.adapter} has no option for it: add your "
             "script's to args, such as --batch-size {mbs}, and mbs to parameters"
         )
-    zero, own_zero = content["parameters"].get("zero_stage"), stated.parameters().get("zero_stage")
+    zero, own_zero = content["parameters"].get("zero_stage"), degrees.get("zero_stage")
     if isinstance(zero, list) and isinstance(own_zero, int):
         content["parameters"]["zero_stage"] = sorted({*zero, own_zero})
     return content, notes

@@ -108,6 +108,8 @@ class WrittenFile(Described):
     """its dotted paths are also options, which override it"""
     defaults: bool = False
     """its keys of the model are defaults, which contradict nothing"""
+    named: list[str] = Field(default=[])
+    """keys whose value may be the name of a further file, whose content takes its place"""
 
 
 class HabitRule(Described):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from math import prod
+from pathlib import Path
 from typing import Any, Literal
 
 from foundation.documents import Document, by_dotted_path, document_of, plain_scalar
@@ -81,10 +82,18 @@ class StatedOptions:
         found = {key.key: model_keys.implied(key, stated) for key in keys}
         return {name: value for name, value in found.items() if value is not None}
 
+    @property
+    def further(self) -> dict[str, Any]:
+        """Values, by dotted path, of the files that the user's own file names."""
+        named = self.adapter.file.named if self.adapter.file else []
+        files = [self.file[key] for key in named if isinstance(self.file.get(key), dict)]
+        return {path: value for each in files for path, value in by_dotted_path(each).items()}
+
     @cached_property
     def keys(self) -> set[str]:
-        """Every option and path that is stated, and each prefix of a dotted one."""
-        return _prefixes({*self.options, *self.paths})
+        """Every option and path that has a value, and each prefix of a dotted one."""
+        stated = {**self.paths, **self.options}
+        return _prefixes([key for key, value in stated.items() if value is not None])
 
     def parameters(self) -> dict[str, Scalar]:
         """The value of each parameter of a space that an option states."""
@@ -210,7 +219,22 @@ class StatedOptions:
         base = config_files.read_base(self.document, path, self.spec.config)
         if file.underscores:
             base = {key.replace("-", "_"): value for key, value in base.items()}
+        for key in base.keys() & {*file.named}:
+            base[key] = self._further(base[key])
         return base
+
+    def _further(self, named: Any) -> Any:
+        """The content of a file by its name, as seen from a folder above the user's own file.
+
+        The name itself where there is no such file.
+        """
+        own = (Path(self.document.name).parent / str(self.spec.config)).absolute()
+        folders = [self.spec.workdir or own.parent, *own.parents]
+        paths = [Path(folder, named) for folder in folders] if isinstance(named, str) else []
+        found = next((path for path in paths if path.is_file()), None)
+        if found is None:
+            return named
+        return config_files.read_base(self.document, ("trainer", "config"), str(found))
 
 
 def _value(

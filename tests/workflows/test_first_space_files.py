@@ -206,3 +206,93 @@ def test_files_that_a_trainer_merges_are_not_taken_for_one(
     assert "left out: local.yml" in capsys.readouterr().out
     command = load_space(here / "mine.yaml").trainer.command or []
     assert "train.py" in command and not {"6-7B.yml", "local.yml", "deepy.py"} & {*command}
+
+
+TUNED = """\
+model_name_or_path: meta-llama/Meta-Llama-3-8B
+finetuning_type: full
+cutoff_len: 2048
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 2
+bf16: true
+deepspeed: configs/ds.json
+"""
+OFFLOADED = """\
+{"train_batch_size": "auto", "zero_optimization": {"stage": 3, "overlap_comm": false,
+ "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}}
+"""
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_file_that_the_configuration_names_takes_the_place_of_its_name(
+    here: Path, capsys: pytest.CaptureFixture[str], missing: bool
+) -> None:
+    (here / "tasks").mkdir()
+    (here / "configs").mkdir()
+    (here / "tasks" / "sft.yaml").write_text(TUNED)
+    if not missing:
+        (here / "configs" / "ds.json").write_text(OFFLOADED)
+    told = ["--adapter", "llama-factory", "--cluster", "dgx_h100", "--model", "llama_8b"]
+    assert main(["init", *told, "--config", "tasks/sft.yaml"]) == 0
+    space = load_space(here / "space.yaml")
+    capsys.readouterr()
+    assert main(["check", "space.yaml"]) == 0
+    unread = "there is no configs/ds.json here, which your file names"
+    assert (unread in capsys.readouterr().out) == missing
+    assert ("zero_stage" in space.parameters) != missing
+    if not missing:
+        fixed = {name: space.parameters[name].values for name in space.parameters}
+        assert fixed["zero_stage"] == (2, 3)
+        assert fixed["offload_optimizer"] == fixed["offload_parameters"] == (True,)
+        config = {name: values[-1] for name, values in fixed.items()}
+        (written,) = space.files(config, "/t").values()
+        own = yaml.safe_load(written)["deepspeed"]
+        assert own["zero_optimization"] == {
+            "stage": 3, "overlap_comm": False, "offload_optimizer": {"device": "cpu"},
+            "offload_param": {"device": "cpu"},
+        }  # fmt: skip
+        assert "train_batch_size" not in own
+
+
+AXOLOTL = """\
+base_model: meta-llama/Meta-Llama-3-8B
+adapter: lora
+lora_dropout: 0
+sequence_len: 2048
+micro_batch_size: 1
+gradient_accumulation_steps: 4
+deepspeed:
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "parameters", "batch"),
+    [
+        ("fsdp:\nfsdp_config:\n", {"zero_stage": None, "offload_parameters": None}, 32),
+        (
+            "fsdp_version: 2\nfsdp_config: {offload_params: true, reshard_after_forward: false}\n"
+            "tensor_parallel_size: 2\n",
+            {"zero_stage": (2, 3), "offload_parameters": (True,), "tp": (2,)},
+            16,
+        ),
+        (
+            "fsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n"
+            "context_parallel_size: 4\n",
+            {"zero_stage": (2, 3), "offload_parameters": None, "cp": (4,)},
+            8,
+        ),
+    ],
+)
+def test_axolotls_empty_keys_say_nothing_and_its_fsdp_is_read(
+    here: Path, more: str, parameters: dict[str, object], batch: int
+) -> None:
+    (here / "job.yml").write_text(AXOLOTL + more)
+    told = ["--adapter", "axolotl", "--cluster", "dgx_h100", "--model", "llama_8b"]
+    assert main(["init", *told, "--config", "job.yml"]) == 0
+    space = load_space(here / "space.yaml")
+    read = {n: space.parameters[n].values if n in space.parameters else None for n in parameters}
+    assert read == parameters
+    assert space.parameters["lora_dropout"].values == (0.0,)
+    assert f"global_batch_size == {batch}" in [each.text for each in space.constraints]
+    assert space.program.habits.name == "peft"
+    assert check(space).valid > 0
