@@ -270,6 +270,8 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
         own.left_out += [" ".join(no_pairs)] if no_pairs else []
     if record.file is not None and not own.config:
         own.config = _named_file(own.arguments, record.file.arguments)
+        if not record.file.required and not Path(own.config).suffix:
+            own.config = ""  # the name of one of the trainer's own files: zero3
         if own.config and not record.file.required and not Path(own.config).is_file():
             own.notes.append(f"left out, as it is not here: {own.config}")
             own.config = ""

@@ -35,7 +35,7 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _ASKED: dict[str, list[str]] = WORDS["asked"]
-_ARITHMETIC = re.compile(r"\$\(\(([\w\s+*/%()-]{1,200})\)\)")
+_ARITHMETIC = re.compile(r"\$\(\(([\w\s+*/%()-]{1,200})\)\)|\$\(expr\s([\w\s+*/%\\-]{1,200})\)")
 # A variable without a value that stands for whole arguments, not for the value of an option.
 _SEVERAL = re.compile(r"(?i)\$\{?(?:[@*]|\w*(?:ARG|OPT|FLAG|OVERRIDE|EXTRA)\w*)")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
@@ -302,7 +302,8 @@ class _Shell:
             value = self.texts.get(name[0], "")
             return value if value.isdecimal() and len(value) < 10 else "?"
 
-        text = re.sub(r"[A-Za-z_]\w*", number, arithmetic[1])
+        text = arithmetic[1] or arithmetic[2].replace("\\", "")
+        text = re.sub(r"[A-Za-z_]\w*", number, text)
         try:
             return str(parse(text.strip().replace("/", "//"), {}, any_type=True).value({}))
         except (ExpressionError, ZeroDivisionError):

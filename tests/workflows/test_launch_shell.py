@@ -81,3 +81,11 @@ def test_a_loop_over_an_array_is_none_over_options(tmp_path: Path) -> None:
     )
     (tmp_path / "run.sh").write_text(text)
     assert read(tmp_path / "run.sh").arguments == ["--lr", "1"]
+
+
+def test_arithmetic_of_the_program_expr_is_computed(tmp_path: Path) -> None:
+    text = "N=4\npython x.py --a $(expr 16 / $N) --b $(expr $N \\* 2 + 1) --c $(expr length abc)\n"
+    (tmp_path / "run.sh").write_text(text)
+    launched = read(tmp_path / "run.sh")
+    assert launched.arguments == ["--a", "4", "--b", "9"]
+    assert launched.left_out == ["--c $(expr length abc)"]
