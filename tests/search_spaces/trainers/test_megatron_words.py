@@ -108,3 +108,17 @@ def test_an_option_that_goes_with_others_states_nothing_by_itself(
     of_them = {"offload_optimizer", "zero_stage", "cuda_graphs"}
     expected = stated | ({"zero_stage"} if "zero_stage" in own else set())
     assert of_them & space.parameters.keys() == expected
+
+
+@pytest.mark.parametrize(("option", "gated"), [("--quick-geglu", True), ("--squared-relu", False)])
+def test_a_unit_that_another_function_gates_has_three_matrices(
+    load: Load, option: str, gated: bool
+) -> None:
+    sizes = "--num-layers 4 --hidden-size 256 --ffn-hidden-size 512 --num-attention-heads 8"
+    given = f"{sizes} --vocab-size 1000 --seq-length 128 {option}"
+    text = STAGES.format(layers=4, args=", ".join(given.split()), more="tp: 1")
+    space = load("".join(line + "\n" for line in text.splitlines() if line[:6] != "model:"))
+    assert space.model is not None
+    assert (space.model.activation == "swiglu") == gated
+    command = space.command({"pp": 1, "mbs": 1, "gas": 64, "tp": 1}, "/t")
+    assert command.count(option) == 1 and "--swiglu" not in command
