@@ -75,7 +75,12 @@ def default_space(
     others = _others(shape, machine, habits, degrees)
     parameters = {"num_nodes": [nodes], **degrees, "mbs": MBS, "gas": gas, **others}
     if settings is not None:
-        parameters = {n: v for n, v in parameters.items() if n in {*settings, "num_nodes", "gas"}}
+        lacks = {"tp": not habits.choices.tensor, "pp": not habits.choices.pipelines}
+        parameters = {
+            name: values
+            for name, values in parameters.items()
+            if name in {*settings, "num_nodes", "gas"} and not (lacks.get(name) and values == [1])
+        }
     if batch_is_stated:
         del parameters["gas"]
     return {

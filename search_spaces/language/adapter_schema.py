@@ -202,6 +202,8 @@ class AdapterFile(KnownTrainer):
     command: list[str] = Field(min_length=1)
     """argv before the options; {entry} is the user's script, or module behind python"""
     entry: str = Field(default="", description="the script, where the space names none")
+    entries: dict[str, dict[str, str]] = Field(default={})
+    """option or path: the script in its place where the value matches a regular expression"""
     options: Literal["--key value", "--key=value", "key=value"] = "--key value"
     """how an option is written"""
     file: WrittenFile | None = None

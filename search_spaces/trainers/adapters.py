@@ -237,7 +237,7 @@ class _Adapting:
         return [text.replace(file.name, f"{{trial_dir}}/{file.name}") for text in file.arguments]
 
     def _program(self) -> list[str]:
-        entry = self.spec.entry or self.adapter.entry
+        entry = self.stated.entry
         if not entry and any("{entry}" in text for text in self.adapter.command):
             raise self.document.error(
                 ("trainer",), f"key 'entry' is missing: the script that {self.adapter.name} starts"

@@ -83,6 +83,17 @@ class StatedOptions:
         return {name: value for name, value in found.items() if value is not None}
 
     @property
+    def entry(self) -> str:
+        """The script or recipe that is started; empty where none is known."""
+        usual = [
+            entry
+            for key, entries in self.adapter.entries.items()
+            for pattern, entry in entries.items()
+            if (value := self.value(key)) is not None and re.fullmatch(pattern, str(value))
+        ]
+        return self.spec.entry or next(iter(usual), self.adapter.entry)
+
+    @property
     def further(self) -> dict[str, Any]:
         """Values, by dotted path, of the files that the user's own file names."""
         named = self.adapter.file.named if self.adapter.file else []
@@ -106,7 +117,7 @@ class StatedOptions:
             if given:
                 found[name] = given[0]
         # The name of a recipe or a model's builder may state it: lora_finetune_distributed.
-        recipe = f"{self.spec.entry or self.adapter.entry} {self.value('model._component_')}"
+        recipe = f"{self.entry} {self.value('model._component_')}"
         words = re.findall(r"(?<![a-z])q?lora(?![a-z])", recipe)  # not of exploration/train.py
         if words and "tuning" in self.adapter.settings and "tuning" not in found:
             found["tuning"] = max(words, key=len)

@@ -296,3 +296,37 @@ def test_axolotls_empty_keys_say_nothing_and_its_fsdp_is_read(
     assert f"global_batch_size == {batch}" in [each.text for each in space.constraints]
     assert space.program.habits.name == "peft"
     assert check(space).valid > 0
+
+
+@pytest.mark.parametrize(
+    ("component", "entry", "recipe", "tuning"),
+    [
+        ("llama3_3.llama3_3_70b", [], "full_finetune_distributed", None),
+        ("llama3.lora_llama3_70b", [], "lora_finetune_distributed", ("lora",)),
+        ("qwen2.qwen2_7b", ["--entry", "knowledge_distillation"], "knowledge_distillation", None),
+    ],
+)
+def test_torchtunes_recipe_is_that_of_the_models_builder(
+    here: Path, component: str, entry: list[str], recipe: str, tuning: tuple[str] | None
+) -> None:
+    (here / "run.yaml").write_text(
+        f"model: {{_component_: torchtune.models.{component}}}\n"
+        "batch_size: 4\ngradient_accumulation_steps: 1\ntensor_parallel_dim: 4\n"
+    )
+    told = ["--adapter", "torchtune", "--cluster", "dgx_h100", "--model", "llama_8b", *entry]
+    assert main(["init", *told, "--config", "run.yaml"]) == 0
+    space = load_space(here / "space.yaml")
+    assert list(space.trainer.command or [])[:3] == ["tune", "run", recipe]
+    read = space.parameters.get("tuning")
+    assert (read and read.values) == tuning
+    assert space.parameters["tp"].values == (4,)
+    assert "global_batch_size == 8" in [each.text for each in space.constraints]
+
+
+def test_a_degree_that_a_framework_lacks_is_left_as_it_is(here: Path) -> None:
+    (here / "run.sh").write_text("accelerate launch --num_processes 8 train.py --lr 1e-4\n")
+    told = ["--adapter", "accelerate", "--cluster", "dgx_h100", "--model", "llama_8b"]
+    assert main(["init", *told, "--args", "run.sh"]) == 0
+    space = load_space(here / "space.yaml")
+    assert "tp" not in space.parameters  # whose variables would make a mesh for FSDP2
+    assert "FSDP_VERSION" not in space.trainer.env
