@@ -253,9 +253,10 @@ class _Shell:
                 self.before[len(self.commands) - 1][name] = self.texts[name]
             return
         shows = bool(self.commands[-1]) and self.commands[-1][0] in WORDS["prints"]
+        words = self._words(raw)
         if self.commands[-1] == ["eval"] and raw[0] == "$":
-            raw = f'"{raw}"'  # its value is a line of the shell, not words
-        for word in self._words(raw):
+            words = [" ".join(self._text(raw).split())]  # a line of the shell
+        for word in words:
             if self.depth < DEEPEST and not shows and _QUOTED_COMMAND.search(_OUTPUT.sub("", word)):
                 outer = len(self.commands) - 1
                 self.commands.append([])

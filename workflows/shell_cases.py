@@ -20,6 +20,8 @@ _OWN_OPTIONS = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _TOLD = "'options of the script itself: it is read as started without any'"
+# A variable that a script gives no value to, and Slurm neither.
+_UNSET = re.compile(r"\$\{?(?!SLURM_)[A-Za-z_]\w*\}?")
 # Characters of a pattern that is compared as text: what is quoted in it stands for itself.
 _LITERAL = re.compile(r"[\"'\\$`]")
 
@@ -64,6 +66,8 @@ def holds(tests: Sequence[Sequence[str]]) -> bool | None:
     held = []
     for words in filter(None, tests):
         told = [*words[2:-1], "=", ""] if words[1:2] == ["-z"] else words[1:-1]
+        if words[1:2] == ["-z"] and len(words) == 4 and _UNSET.fullmatch(words[2]):
+            told[0] = ""
         case = told[1:2] == ["case"]
         # Python has neither [^a] nor [[:digit:]].
         unknown = r"[$`]|\[[\^\[]" if case else r"[$`*?]"

@@ -70,6 +70,8 @@ class ModelKey(Described):
     text: str | dict[str, str] | None = None
     """the trainer's value if 'values' has none: a template of the record's fields, or
     expression: template; without {this field} in it, it is written but not read"""
+    same: dict[str, Scalar] = Field(default={})
+    """further texts of the trainer, as regular expressions, and the record's value; only read"""
     reads: str = ""
     """the record's value: a template of 'stated', the trainer's number, and of fields above"""
     default: Scalar | dict[str, Scalar] | None = None

@@ -128,21 +128,25 @@ def implied(key: ModelKey, stated: Mapping[str, Any]) -> Scalar | None:
         if stated.get(option) is not None:
             found = values.get(str(stated[option]), values.get("*"))
             if found is not None:
-                return found
+                value: Scalar = stated[option] if found == "{stated}" else found
+                return value
     return None
 
 
 def _read(name: str, key: ModelKey, value: Any, fields: Mapping[str, Scalar]) -> Any:
     """A field of the record from the trainer's value; None if that cannot be read."""
-    for here, there in key.values.items():
+    for own, there in key.values.items():
         if there == value and isinstance(there, bool) == isinstance(value, bool):
-            return plain_scalar(here)
+            return plain_scalar(own)
     if key.reads and isinstance(value, int) and value > 0 and DEPTH in fields:
         return templates.value(key.reads, {**fields, "stated": value})
+    bare = re.sub(r"\s", "", str(value)).strip("()")  # lists have parentheses or none
+    for pattern, here in key.same.items():
+        if re.fullmatch(pattern, bare):
+            return here
     if key.text is None:
         return value
     template = _case(key.text, fields)
-    bare = re.sub(r"\s", "", str(value)).strip("()")  # lists have parentheses or none
     found = _pattern(name, template.strip("()")).fullmatch(bare) if template is not None else None
     return plain_scalar(found["value"]) if found and "value" in found.re.groupindex else None
 

@@ -348,6 +348,15 @@ def test_a_command_in_a_here_document_is_read(here: Path) -> None:
     assert found.arguments == ["--num-layers", "4", "--hidden-size", "64"]
 
 
+def test_a_padded_vocabulary_is_the_models(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = SCRIPT.replace("--vocab-size 51200", "--padded-vocab-size 50304")
+    (here / "launch.sh").write_text(script)
+    assert main(["init", "mine.yaml", *COMMON, "--args", "launch.sh"]) == 0
+    assert "--vocab-size is taken to be 50304" in capsys.readouterr().out
+    model = load_space(here / "mine.yaml").model
+    assert model is not None and model.vocab_size == 50304
+
+
 def test_files_are_named_as_seen_from_the_folder_of_the_space(here: Path) -> None:
     (here / "spaces").mkdir()
     for name in ("clusters/dgx_h100.yaml", "models/tiny.yaml"):

@@ -39,7 +39,7 @@ def test_a_comment_ends_with_its_line_and_what_is_shown_is_not_started(
 
 
 def test_a_line_that_is_evaluated_is_the_command(tmp_path: Path) -> None:
-    text = 'run="deepspeed train.py --bf16 &> ${LOG}.txt"\necho ${run}\neval ${run}\n'
+    text = 'run="deepspeed train.py\n --bf16 &> ${LOG}.txt"\necho ${run}\neval ${run}\n'
     (tmp_path / "run.sh").write_text(text)
     launched = read(tmp_path / "run.sh")
     assert (launched.arguments, launched.left_out, launched.dropped) == (["--bf16"], [], [])
@@ -89,3 +89,20 @@ def test_arithmetic_of_the_program_expr_is_computed(tmp_path: Path) -> None:
     launched = read(tmp_path / "run.sh")
     assert launched.arguments == ["--a", "4", "--b", "9"]
     assert launched.left_out == ["--c $(expr length abc)"]
+
+
+@pytest.mark.parametrize(
+    ("test", "arguments"),
+    [
+        ("-z ${MP_VP}", ["--none"]),
+        ('-z "$MP_VP"', ["--none"]),
+        ("-z $SLURM_JOB_ID", ["--none", "--some"]),  # only a shell knows: both
+        ("-z $1", ["--none", "--some"]),
+    ],
+)
+def test_a_variable_without_a_value_is_empty(
+    tmp_path: Path, test: str, arguments: list[str]
+) -> None:
+    text = f"if [ {test} ]; then A=(--none); else A+=(--some); fi\npython x.py ${{A[@]}}\n"
+    (tmp_path / "run.sh").write_text(text)
+    assert read(tmp_path / "run.sh").arguments == arguments
