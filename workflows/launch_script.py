@@ -22,6 +22,7 @@ MOST_WORDS = 20_000
 DEEPEST = 4  # quotes within quotes
 _SKIPPED = ("does not", "over")  # branches; over: one before it runs
 _HERE_DOCUMENT = re.compile(r"(?:\bread\b[^;|&\n]{0,200}\s(\w+)\s*)?<<-?\s*(['\"]?)(\w+)\2")
+_TO_SHELL = re.compile(r"(?:^|[;&|(]|\bsrun\s.{0,400})\s*(?:sbatch|(?:ba)?sh)(?:\s[^;&|]{0,400})?$")
 # Nesting is bounded: unclosed brackets would take minutes to read.
 _PLAIN = r"(?>[^()]{0,400})"
 _CODE = rf"{_PLAIN}(?>\({_PLAIN}(?>\({_PLAIN}\){_PLAIN})*+\){_PLAIN})*+"
@@ -333,20 +334,22 @@ def _unclosed(text: str) -> int | None:
 def _joined_lines(text: str) -> str:
     """A script of the same length whose continued lines are one, with blank here-documents.
 
-    A here-document is from ``<<WORD`` to a line that is WORD; ``read NAME`` makes it a variable.
+    A here-document is from ``<<WORD`` to a line that is WORD; ``read NAME`` makes it a variable,
+    and to sbatch or a shell it is a script.
     """
     # A comment ends with its line, whatever its last character is.
     text = re.sub(r"(?m)^([ \t]*#.*)\\(?=\r?$)", r"\1 ", text)
     text = text.replace("\\\r\n", "   ").replace("\\\n", "  ")
-    kept, until, name = [], "", ""
+    kept, until, name, is_script = [], "", "", False
     for line in text.split("\n"):
         if until:
             ended = line.strip() == until
             until = "" if ended else until
             words = "'" if ended else line.replace("'", " ")
-            kept.append((words if name else "").ljust(len(line)))
+            kept.append(line if is_script and until else (words if name else "").ljust(len(line)))
             continue
         found = _HERE_DOCUMENT.search(line)
+        is_script = bool(found and _TO_SHELL.search(line[: found.start()]))
         until, name = (found[3], found[1] or "") if found else ("", "")
         start = line[: found.start()] + (f"{name}='" if name else "") if found else line
         kept.append(start.ljust(len(line)))

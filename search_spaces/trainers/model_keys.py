@@ -71,6 +71,8 @@ def contradiction(
             continue
         if stated.get(key.key) is None:
             continue
+        if name == "head_size" and model.kv_lora_rank:
+            continue
         there = _read(name, key, stated[key.key], _fields(model))
         if there is not None and there != here:
             return f"{key.key} {as_written(stated[key.key])}, the space's model has {name} {here}"
@@ -185,4 +187,6 @@ def _fields(model: ModelConfig) -> dict[str, Scalar]:
     """A model's fields, derived defaults included."""
     shape = ModelShape(**model.model_dump())
     resolved = {"num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size}
+    if not model.kv_lora_rank:  # whose heads have sizes of their own
+        resolved["head_size"] = model.head_dim
     return {**shape.model_dump(exclude_none=True), **resolved}

@@ -174,6 +174,10 @@ class StatedOptions:
         Raises SpaceError if they describe another one than the space.
         """
         sizes = self.adapter.model
+        for key, known in self.adapter.unmodelled.items():
+            if (value := self.of_model.get(key, known)) not in (known, None):
+                wrong = f"found {key} {value}, accepted {known}: the record of {self.adapter.name}"
+                raise self.document.error(("trainer",), f"{wrong} has no such models")
         path = ("trainer", "args" if self.adapter.model_in == "arguments" else "config")
         if model is None:
             try:

@@ -106,3 +106,34 @@ def test_a_variable_without_a_value_is_empty(
     text = f"if [ {test} ]; then A=(--none); else A+=(--some); fi\npython x.py ${{A[@]}}\n"
     (tmp_path / "run.sh").write_text(text)
     assert read(tmp_path / "run.sh").arguments == arguments
+
+
+SUBMITTED = """\
+ARGS=(--num-layers 4 --bf16)
+COMMAND="cd /opt/m; python /opt/m/train.py ${ARGS[@]}"
+%s
+#!/bin/bash
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=8
+srun --mpi=pmix bash -x -c "${COMMAND}" 2>&1 | tee \\${SLURM_JOB_ID}.log
+EOF
+echo submitted
+"""
+
+
+@pytest.mark.parametrize("line", ["sbatch <<EOF", "sbatch --hold <<'EOF'", "srun -n1 bash <<EOF"])
+def test_a_script_that_is_submitted_from_a_here_document_is_read(tmp_path: Path, line: str) -> None:
+    (tmp_path / "run.sh").write_text(SUBMITTED % line)
+    launched = read(tmp_path / "run.sh")
+    assert (launched.entry, launched.arguments) == (
+        "/opt/m/train.py",
+        ["--num-layers", "4", "--bf16"],
+    )
+    assert (launched.nodes, launched.ranks, launched.folder) == (4, 32, "/opt/m")
+    assert [*launched.launcher][:2] == ["srun", "--mpi=pmix"]
+
+
+def test_other_here_documents_start_nothing(tmp_path: Path) -> None:
+    text = "cat > job.sh <<EOF\npython other.py --never 1 --more 2\nEOF\npython train.py --lr 1\n"
+    (tmp_path / "run.sh").write_text(text)
+    assert read(tmp_path / "run.sh").entry == "train.py"
