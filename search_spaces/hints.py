@@ -143,7 +143,7 @@ def _scripts(space: SearchSpace) -> list[str]:
 
 # Options and paths of known trainers that ``offload_optimizer`` and ``offload_parameters`` state.
 _PRICED = re.compile(
-    r"optimizer[-_]cpu[-_]offload|optimizer_offload_fraction|enable_cpu_offload|fsdp_cpu_offload|offload_params$"
+    r"optimizer[-_]cpu[-_]offload|optimizer_offload_fraction|enable_cpu_offload|fsdp_cpu_offload|offload_params$|zero_optimization\.cpu_offload$"
     r"|offload_(?:optimizer|param)\.device$|OFFLOAD_(?:OPTIMIZER|PARAM)"
 )
 _OFF = (None, False, 0, "", "none", "None", "false", "no", "auto")

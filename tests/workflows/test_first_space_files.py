@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from search_spaces import check, load_space
+from search_spaces import check, load_space, notes
 from workflows.cli.main import main
 
 
@@ -330,3 +330,33 @@ def test_a_degree_that_a_framework_lacks_is_left_as_it_is(here: Path) -> None:
     space = load_space(here / "space.yaml")
     assert "tp" not in space.parameters  # whose variables would make a mesh for FSDP2
     assert "FSDP_VERSION" not in space.trainer.env
+
+
+@pytest.mark.parametrize(
+    ("own", "parameters"),
+    [
+        ('"fp16": {"enabled": true}', {"precision": ("fp16",)}),
+        ('"bf16": {"enabled": true}', {"precision": ("bf16",)}),
+        (
+            '"precision": "bfloat16", "zero_optimization": {"stage": 1, "cpu_offload": true}',
+            {"precision": ("bf16",), "offload_optimizer": (True,)},
+        ),
+        (
+            '"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}',
+            {"offload_parameters": (True,)},
+        ),
+        ('"zero_optimization": {"stage": 1, "cpu_offload": false}', {}),
+    ],
+)
+def test_words_of_deepspeed_in_neoxs_file_are_read(
+    here: Path, own: str, parameters: dict[str, object]
+) -> None:
+    text = '"num_layers": 44, "seq_length": 2048, "train_batch_size": 64, "pos_emb": "rotary"'
+    (here / "own.yml").write_text(f"{{{text}, {own}}}")
+    told = ["--adapter", "neox", "--cluster", "dgx_h100", "--model", "gpt_neox_20b"]
+    assert main(["init", *told, "--config", "own.yml"]) == 0
+    space = load_space(here / "space.yaml")
+    names = [n for n in space.parameters if n == "precision" or n.startswith("offload")]
+    assert {name: space.parameters[name].values for name in names} == parameters
+    assert check(space).valid > 0
+    assert not any("offloading" in note for note in notes(space))
