@@ -174,9 +174,9 @@ class StatedOptions:
         Raises SpaceError if they describe another one than the space.
         """
         sizes = self.adapter.model
-        for key, known in self.adapter.unmodelled.items():
-            if (value := self.of_model.get(key, known)) not in (known, None):
-                wrong = f"found {key} {value}, accepted {known}: the record of {self.adapter.name}"
+        for key, plain in self.adapter.unmodelled.items():
+            if (value := self.of_model.get(key, plain)) not in (plain, None):
+                wrong = f"found {key} {value}, accepted {plain}: the record of {self.adapter.name}"
                 raise self.document.error(("trainer",), f"{wrong} has no such models")
         path = ("trainer", "args" if self.adapter.model_in == "arguments" else "config")
         if model is None:
@@ -231,6 +231,10 @@ class StatedOptions:
             raise self.document.error(
                 path, f"{self.adapter.name} has arguments only, accepted: them, in args"
             )
+        suffixes = [Path(name).suffix for name in (file.name, self.spec.config)]
+        if suffixes[0] == ".json" != suffixes[1]:
+            wrong = f"found {self.spec.config}, accepted a *.json file, such as {file.name}"
+            raise self.document.error(path, f"{wrong}: options of {self.adapter.name} are its args")
         base = config_files.read_base(self.document, path, self.spec.config)
         if file.underscores:
             base = {key.replace("-", "_"): value for key, value in base.items()}
