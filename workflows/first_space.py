@@ -148,6 +148,8 @@ def _default_content(
             "script's to args, such as --batch-size {mbs}, and mbs to parameters"
         )
     zero, own_zero = content["parameters"].get("zero_stage"), degrees.get("zero_stage")
+    for name, value in record.usual.items():
+        content["parameters"].setdefault(name, value)
     if isinstance(zero, list) and isinstance(own_zero, int):
         content["parameters"]["zero_stage"] = sorted({*zero, own_zero})
     return content, notes

@@ -233,6 +233,8 @@ class AdapterFile(KnownTrainer):
     sequence_length: list[str] = Field(default=[])
     """options for the sequence length that scripts often have; only read"""
     batch: BatchProduct | None = None
+    usual: dict[Identifier, Scalar] = Field(default={})
+    """parameter: the trainer's own value, which a first space has where no option states one"""
     unmodelled: dict[str, Scalar] = Field(default={})
     """an option of models that the record has no field for: the only value that is accepted"""
     together: list[list[str]] = Field(default=[])

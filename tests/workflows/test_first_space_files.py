@@ -320,6 +320,7 @@ def test_torchtunes_recipe_is_that_of_the_models_builder(
     read = space.parameters.get("tuning")
     assert (read and read.values) == tuning
     assert space.parameters["tp"].values == (4,)
+    assert space.parameters["zero_stage"].values == (3,)  # FSDP, always
     assert "global_batch_size == 8" in [each.text for each in space.constraints]
 
 
@@ -360,3 +361,31 @@ def test_words_of_deepspeed_in_neoxs_file_are_read(
     assert {name: space.parameters[name].values for name in names} == parameters
     assert check(space).valid > 0
     assert not any("offloading" in note for note in notes(space))
+
+
+@pytest.mark.parametrize(
+    ("quantize", "entry", "tuning"),
+    [("null", "finetune_lora", "lora"), ("bnb.nf4", "finetune_lora", "qlora"),
+     ("null", "finetune_full", None)],
+)  # fmt: skip
+def test_litgpts_own_file_is_read_and_its_weights_are_sharded(
+    here: Path, quantize: str, entry: str, tuning: str | None
+) -> None:
+    (here / "own.yaml").write_text(
+        f"checkpoint_dir: checkpoints/a\nprecision: bf16-true\nquantize: {quantize}\nlora_r: 32\n"
+        "train: {micro_batch_size: 2, global_batch_size: 32, max_seq_length: 512, epochs: 1}\n"
+    )
+    (here / "run.sh").write_text(f"litgpt {entry} --config own.yaml --train.micro_batch_size 1\n")
+    told = ["--adapter", "litgpt", "--cluster", "dgx_h100", "--model", "llama_8b"]
+    assert main(["init", *told, "--args", "run.sh"]) == 0
+    space = load_space(here / "space.yaml")
+    assert space.parameters["zero_stage"].values == (3,)
+    read = space.parameters.get("tuning")
+    assert (read and read.values) == (tuning and (tuning,))
+    config = {name: each.values[0] for name, each in space.parameters.items()}
+    (written,) = space.files(config, "/t").values()
+    assert yaml.safe_load(written)["checkpoint_dir"] == "checkpoints/a"
+    assert "epochs" not in yaml.safe_load(written)["train"]
+    command = space.command(config, "/t")
+    assert command[:4] == ("litgpt", entry, "--config", "run.yaml")
+    assert command.count("--train.micro_batch_size") == command.count("--config") == 1
