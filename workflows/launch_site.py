@@ -49,6 +49,9 @@ class SitePart:
         else:
             for mount in filter(None, value.split(",")):
                 source, *rest = mount.split(":")
+                if source[:1] != "/":  # a volume's name, or words to replace: <DIRECTORIES>
+                    self.left_out.append(f"the container's mount {mount}, which is no path")
+                    continue
                 same = len(rest) == 1 and source.rstrip("/") == rest[0].rstrip("/")
                 self.mounts.append(source.rstrip("/") or "/" if same else mount)
 

@@ -21,7 +21,7 @@ _OWN_OPTIONS = re.compile(
 )
 _TOLD = "'options of the script itself: it is read as started without any'"
 # A variable that a script gives no value to, and Slurm neither.
-_UNSET = re.compile(r"\$\{?(?!SLURM_)[A-Za-z_]\w*\}?")
+_UNSET = re.compile(r"^\$\{?(?!SLURM_)[A-Za-z_]\w*\}?$")
 # Characters of a pattern that is compared as text: what is quoted in it stands for itself.
 _LITERAL = re.compile(r"[\"'\\$`]")
 
@@ -65,9 +65,9 @@ def holds(tests: Sequence[Sequence[str]]) -> bool | None:
     """
     held = []
     for words in filter(None, tests):
-        told = [*words[2:-1], "=", ""] if words[1:2] == ["-z"] else words[1:-1]
-        if words[1:2] == ["-z"] and len(words) == 4 and _UNSET.fullmatch(words[2]):
-            told[0] = ""
+        told = [*words[1:-1]]
+        if words[1:2] == ["-z"]:
+            told = [_UNSET.sub("", word) for word in words[2:-1]] + ["=", ""]
         case = told[1:2] == ["case"]
         # Python has neither [^a] nor [[:digit:]].
         unknown = r"[$`]|\[[\^\[]" if case else r"[$`*?]"

@@ -137,3 +137,12 @@ def test_other_here_documents_start_nothing(tmp_path: Path) -> None:
     text = "cat > job.sh <<EOF\npython other.py --never 1 --more 2\nEOF\npython train.py --lr 1\n"
     (tmp_path / "run.sh").write_text(text)
     assert read(tmp_path / "run.sh").entry == "train.py"
+
+
+def test_a_mount_that_is_no_path_is_told(tmp_path: Path) -> None:
+    mounts = '--container-mounts "/data:/data,<DIRECTORIES>"'
+    text = f"srun --container-image=/i.sqsh {mounts} python x.py --lr 1\n"
+    (tmp_path / "run.sh").write_text(text)
+    part = site_part(read(tmp_path / "run.sh"), "dgx_h100")
+    assert part.container == {"image": "/i.sqsh", "mounts": ["/data"]}
+    assert part.left_out == ["the container's mount <DIRECTORIES>, which is no path"]
