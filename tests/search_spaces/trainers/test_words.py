@@ -120,3 +120,28 @@ def test_a_file_of_another_format_than_the_trainers_is_told(load: Load, tmp_path
             "trainer: {adapter: trl, config: sft.yaml}\n"
             "parameters: {mbs: [1, 2], gas: 1}\nobjective: {maximize: samples_per_second}\n"
         )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "stage"),
+    [
+        ("--trainer.strategy, FSDPStrategy, --trainer.strategy.sharding_strategy, FULL_SHARD", 3),
+        (
+            "--trainer.strategy, FSDPStrategy, --trainer.strategy.sharding_strategy, SHARD_GRAD_OP",
+            2,
+        ),
+        ("--trainer.strategy, fsdp", 3),
+        ("--trainer.strategy, ddp", 0),
+    ],
+)
+def test_lightnings_strategy_states_the_stage_and_stays(
+    load: Load, strategy: str, stage: int
+) -> None:
+    space = load(
+        "version: 1\ncluster: dgx_h100\nmodel: llama_8b\n"
+        f"trainer: {{adapter: lightning, entry: train.py, args: [fit, {strategy}]}}\n"
+        "parameters: {mbs: [1, 2], gas: 1}\nobjective: {maximize: samples_per_second}\n"
+    )
+    assert space.parameters["zero_stage"].values == (stage,)
+    config = {name: each.values[0] for name, each in space.parameters.items()}
+    assert {*strategy.split(", ")} <= {*space.command(config, "/t")}
