@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ def default_space(
     global_batch_size: int | None = None,
     settings: Collection[str] | None = None,
     batch_is_stated: bool = False,
+    fixed: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """The content, for ``load_space``, of a space with all degrees worth trying.
 
@@ -59,17 +60,27 @@ def default_space(
         global_batch_size: sequences of a step; default about four million tokens.
         settings: parameters that the trainer has options for; default all.
         batch_is_stated: the trainer's own options state the batch, so that ``gas`` follows from it.
+        fixed: degrees that the trainer's own options state; those of which others are worth trying
+            are not taken from it.
 
     Raises SpaceArgumentError that names the argument, the value and what is accepted.
     """
     file, machine = _read(model, cluster, framework, seq_length)
     world, habits, shape = _world(machine, nodes), FRAMEWORKS[framework], file.config()
     degrees = _degrees(shape, machine, world, habits)
+    own = {name: degree for name, degree in (fixed or {}).items() if degree > 1}
+    if world % math.prod(own.values()) == 0:
+        degrees |= {n: [degree] for n, degree in own.items() if len(degrees.get(n, ())) < 2}
     batch, gas = _batch(file, machine, world, degrees, global_batch_size)
     others = _others(shape, machine, habits, degrees)
     parameters = {"num_nodes": [nodes], **degrees, "mbs": MBS, "gas": gas, **others}
     if settings is not None:
-        parameters = {n: v for n, v in parameters.items() if n in {*settings, "num_nodes", "gas"}}
+        lacks = {"tp": not habits.choices.tensor, "pp": not habits.choices.pipelines}
+        parameters = {
+            name: values
+            for name, values in parameters.items()
+            if name in {*settings, "num_nodes", "gas"} and not (lacks.get(name) and values == [1])
+        }
     if batch_is_stated:
         del parameters["gas"]
     return {

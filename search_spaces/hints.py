@@ -11,6 +11,7 @@ from typing import Any
 from foundation.documents import as_written, by_dotted_path
 from foundation.messages import nearest
 from search_spaces.known import FRAMEWORKS
+from search_spaces.language.adapter_schema import AdapterFile
 from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.space import SearchSpace
 
@@ -57,6 +58,8 @@ def notes(space: SearchSpace) -> Iterator[str]:
                 yield f"{name} has no {path} to begin with; did you mean '{close[0]}'?"
         if space.workdir and name in space.trainer.words:
             yield f"trials start in {space.workdir}: their own {name} is {{trial_dir}}/{name}"
+    for name in _not_here(space):
+        yield f"there is no {name} here, which your file names: its ZeRO stage counts as unstated"
     named = space.program.habits.name
     if space.model is not None and named not in FRAMEWORKS:
         yield (
@@ -64,6 +67,15 @@ def notes(space: SearchSpace) -> Iterator[str]:
             f"from the trials, starting from what others keep{nearest(named, FRAMEWORKS)}"
         )
     yield from _without_price(space)
+
+
+def _not_here(space: SearchSpace) -> Iterator[str]:
+    """Further files that the user's configuration file names and that were not found."""
+    adapter = AdapterFile.named(space.trainer.made_by) if space.trainer.made_by else None
+    if adapter is not None and adapter.file is not None:
+        file = space.trainer.files.get(adapter.file.name)
+        texts = [((file and file.content) or {}).get(key) for key in adapter.file.named]
+        yield from (text for text in texts if isinstance(text, str))
 
 
 def _decided_beforehand(space: SearchSpace) -> Iterator[str]:

@@ -85,9 +85,11 @@ def build(
     if len(values) > MAX_VALUES:
         raise place.error(f"found {len(values):,} values, accepted at most {MAX_VALUES:,}")
     adapter = _DEGREE if is_axis else (_OTHERS if own_trainer else _BUILTIN).get(name)
+    checked = list[Scalar]()
     for index, value in enumerate(values):
         where: tuple[str | int, ...] = (*above, index) if above or isinstance(spec, list) else ()
-        place.check(value, adapter, *where)
+        checked.append(place.check(value, adapter, *where))
+    values = checked
     place.check_together(values, *above)
     if any(isinstance(value, float) for value in values):
         values = [float(value) for value in values]
@@ -113,18 +115,21 @@ class _Place:
     def error(self, what: str, *steps: str | int) -> Exception:
         return self.document.wrong((*self.path, *steps), what)
 
-    def check(self, value: Scalar, adapter: TypeAdapter[Any] | None, *steps: str | int) -> None:
+    def check(self, value: Scalar, adapter: TypeAdapter[Any] | None, *steps: str | int) -> Scalar:
+        """The value as a parameter has it: a fraction that is written 0 is 0.0."""
         found = f"found {as_written(value)}"
         if isinstance(value, (int, float)) and not abs(value) <= MAX_NUMBER:  # also refuses NaN
             raise self.error(f"{found}, accepted numbers up to 2^53", *steps)
         if adapter is None:
-            return
+            return value
         try:
-            typed = adapter.validate_python(value, strict=True)
+            typed: Scalar = adapter.validate_python(value, strict=True)
         except ValidationError as error:
             raise self.error(wrong_value(error.errors()[0]), *steps) from None
-        if type(typed) is not type(value):  # 1.0 and true equal a literal 1
+        # 1.0 and true equal a literal 1
+        if type(typed) is not type(value) and (type(value), type(typed)) != (int, float):
             raise self.error(f"{found}, accepted a whole number", *steps)
+        return typed
 
     def check_together(self, values: Sequence[Scalar], *steps: str) -> None:
         """Check that values have one type, and none is repeated."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -96,6 +97,7 @@ def first_space(wanted: Wanted, file: str) -> FirstSpace:
         notes.append(f"your ZeRO {own_zero} is not searched: {wanted.adapter}'s record lacks it")
     notes += [f"left out: {words}" for words in own.left_out]
     notes += _differences(wanted, own, space)
+    _name_as_seen_from(Path(file).parent, content)
     options = own.launched.batch_options
     scripts_time = next((o[7:] for o in options if o.startswith("--time=")), "")
     time = _job_time(space, scripts_time)
@@ -119,9 +121,14 @@ def _default_content(
     if model is None:
         raise SpaceError(_no_model(wanted, record, own, stated))
     batch = stated.batch(getattr(least.model, "seq_length", None))
+    degrees = stated.parameters()
+    settings = [
+        n for n, each in record.settings.items() if any(s.applies(stated.keys) for s in each)
+    ]
     whole = partial(
         default_space, model, wanted.cluster, own.nodes, record.framework,
-        seq_length=stated.seq_length(), settings=record.settings, batch_is_stated=batch is not None,
+        seq_length=stated.seq_length(), settings=settings, batch_is_stated=batch is not None,
+        fixed={name: int(degrees[name]) for name in ("tp", "pp", "cp") if name in degrees},
     )  # fmt: skip
     ranks = own.launched.ranks or own.nodes * least.ranks_per_node
     stated_batch = stated.batch_on(ranks) if batch is None else batch
@@ -140,10 +147,23 @@ def _default_content(
             f"no micro-batch is searched, as {wanted.adapter} has no option for it: add your "
             "script's to args, such as --batch-size {mbs}, and mbs to parameters"
         )
-    zero, own_zero = content["parameters"].get("zero_stage"), stated.parameters().get("zero_stage")
+    zero, own_zero = content["parameters"].get("zero_stage"), degrees.get("zero_stage")
+    for name, value in record.usual.items():
+        content["parameters"].setdefault(name, value)
     if isinstance(zero, list) and isinstance(own_zero, int):
         content["parameters"]["zero_stage"] = sorted({*zero, own_zero})
     return content, notes
+
+
+def _name_as_seen_from(folder: Path, content: dict[str, Any]) -> None:
+    """Name a space's files as seen from the folder that its own file is written to."""
+    trainer, model = content["trainer"], content.get("model")
+    based = model if isinstance(model, dict) else content
+    for keys, key in ((content, "cluster"), (based, "model"), (based, "base"), (trainer, "adapter"),
+                      (trainer, "config")):  # fmt: skip
+        name = keys.get(key)
+        if isinstance(name, str) and not Path(name).is_absolute() and Path(name).is_file():
+            keys[key] = os.path.relpath(name, folder)
 
 
 def _drop_refused_values(parameters: dict[str, Any], space: SearchSpace) -> dict[str, list[Any]]:
@@ -252,6 +272,8 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
         own.left_out += [" ".join(no_pairs)] if no_pairs else []
     if record.file is not None and not own.config:
         own.config = _named_file(own.arguments, record.file.arguments)
+        if not record.file.required and not Path(own.config).suffix:
+            own.config = ""  # the name of one of the trainer's own files: zero3
         if own.config and not record.file.required and not Path(own.config).is_file():
             own.notes.append(f"left out, as it is not here: {own.config}")
             own.config = ""

@@ -22,6 +22,7 @@ MOST_WORDS = 20_000
 DEEPEST = 4  # quotes within quotes
 _SKIPPED = ("does not", "over")  # branches; over: one before it runs
 _HERE_DOCUMENT = re.compile(r"(?:\bread\b[^;|&\n]{0,200}\s(\w+)\s*)?<<-?\s*(['\"]?)(\w+)\2")
+_TO_SHELL = re.compile(r"(?:^|[;&|(]|\bsrun\s.{0,400})\s*(?:sbatch|(?:ba)?sh)(?:\s[^;&|]{0,400})?$")
 # Nesting is bounded: unclosed brackets would take minutes to read.
 _PLAIN = r"(?>[^()]{0,400})"
 _CODE = rf"{_PLAIN}(?>\({_PLAIN}(?>\({_PLAIN}\){_PLAIN})*+\){_PLAIN})*+"
@@ -35,7 +36,7 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _ASKED: dict[str, list[str]] = WORDS["asked"]
-_ARITHMETIC = re.compile(r"\$\(\(([\w\s+*/%()-]{1,200})\)\)")
+_ARITHMETIC = re.compile(r"\$\(\(([\w\s+*/%()-]{1,200})\)\)|\$\(expr\s([\w\s+*/%\\-]{1,200})\)")
 # A variable without a value that stands for whole arguments, not for the value of an option.
 _SEVERAL = re.compile(r"(?i)\$\{?(?:[@*]|\w*(?:ARG|OPT|FLAG|OVERRIDE|EXTRA)\w*)")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
@@ -104,6 +105,9 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
     passed, left_out = _passed(arguments, key_value, together)
     secrets = [name for name, text in variables.items() if has_secret(name, text)]
     plain = {name: text for name, text in variables.items() if name not in secrets}
+    whole = " ".join([*around, *shell.commands[at]])
+    for name in [n for n, t in plain.items() if " " in t and " ".join(t.split()) in whole]:
+        del plain[name]  # a part of the command: export CMD="train.py --bf16"
     environment, of_shell = _exported(plain, _variables(later, at))
     left_out += [f"the secret {name}: export it in the shell that searches" for name in secrets]
     loaded = [words[2:] for words in shell.commands if words[:2] == ["module", "load"]]
@@ -249,8 +253,12 @@ class _Shell:
             elif not self.commands[-1]:
                 self.before[len(self.commands) - 1][name] = self.texts[name]
             return
-        for word in self._words(raw):
-            if self.depth < DEEPEST and _QUOTED_COMMAND.search(_OUTPUT.sub("", word)):
+        shows = bool(self.commands[-1]) and self.commands[-1][0] in WORDS["prints"]
+        words = self._words(raw)
+        if self.commands[-1] == ["eval"] and raw[0] == "$":
+            words = [" ".join(self._text(raw).split())]  # a line of the shell
+        for word in words:
+            if self.depth < DEEPEST and not shows and _QUOTED_COMMAND.search(_OUTPUT.sub("", word)):
                 outer = len(self.commands) - 1
                 self.commands.append([])
                 self.depth += 1
@@ -296,7 +304,8 @@ class _Shell:
             value = self.texts.get(name[0], "")
             return value if value.isdecimal() and len(value) < 10 else "?"
 
-        text = re.sub(r"[A-Za-z_]\w*", number, arithmetic[1])
+        text = arithmetic[1] or arithmetic[2].replace("\\", "")
+        text = re.sub(r"[A-Za-z_]\w*", number, text)
         try:
             return str(parse(text.strip().replace("/", "//"), {}, any_type=True).value({}))
         except (ExpressionError, ZeroDivisionError):
@@ -308,6 +317,8 @@ class _Shell:
             return " ".join(self.arrays[name])
         default = reference[0] if reference[3] is None else self._text(reference[3])
         text = self.texts.get(name) or default
+        if name in self.texts and reference[3] is None and _SEVERAL.match(reference[0]):
+            text = self.texts[name]  # options that are none, not a value that is still to come
         return f"${{{name}}}" if is_secret(name, text) else text
 
 
@@ -323,18 +334,22 @@ def _unclosed(text: str) -> int | None:
 def _joined_lines(text: str) -> str:
     """A script of the same length whose continued lines are one, with blank here-documents.
 
-    A here-document is from ``<<WORD`` to a line that is WORD; ``read NAME`` makes it a variable.
+    A here-document is from ``<<WORD`` to a line that is WORD; ``read NAME`` makes it a variable,
+    and to sbatch or a shell it is a script.
     """
+    # A comment ends with its line, whatever its last character is.
+    text = re.sub(r"(?m)^([ \t]*#.*)\\(?=\r?$)", r"\1 ", text)
     text = text.replace("\\\r\n", "   ").replace("\\\n", "  ")
-    kept, until, name = [], "", ""
+    kept, until, name, is_script = [], "", "", False
     for line in text.split("\n"):
         if until:
             ended = line.strip() == until
             until = "" if ended else until
             words = "'" if ended else line.replace("'", " ")
-            kept.append((words if name else "").ljust(len(line)))
+            kept.append(line if is_script and until else (words if name else "").ljust(len(line)))
             continue
         found = _HERE_DOCUMENT.search(line)
+        is_script = bool(found and _TO_SHELL.search(line[: found.start()]))
         until, name = (found[3], found[1] or "") if found else ("", "")
         start = line[: found.start()] + (f"{name}='" if name else "") if found else line
         kept.append(start.ljust(len(line)))

@@ -49,6 +49,9 @@ class SitePart:
         else:
             for mount in filter(None, value.split(",")):
                 source, *rest = mount.split(":")
+                if source[:1] != "/":  # a volume's name, or words to replace: <DIRECTORIES>
+                    self.left_out.append(f"the container's mount {mount}, which is no path")
+                    continue
                 same = len(rest) == 1 and source.rstrip("/") == rest[0].rstrip("/")
                 self.mounts.append(source.rstrip("/") or "/" if same else mount)
 
@@ -99,7 +102,7 @@ def _around(words: Sequence[str]) -> str:
         lambda p: p[0] in NAMING or not _STARTED.fullmatch(p[1]), pairwise(["", *words])
     )
     before = [word for _, word in pairs]
-    before = list(dropwhile(lambda word: word in ("exec", "time"), before))
+    before = list(dropwhile(lambda word: word in ("eval", "exec", "time"), before))
     before = before[: next((i for i, word in enumerate(before) if _SHELL.fullmatch(word)), None)]
     if not before or Path(before[0]).name in WORDS["starts ranks"]:
         return ""

@@ -1,4 +1,4 @@
-"""``case`` of a launch script as ``if``, whose branches the reader of launch scripts knows."""
+"""``case`` of a launch script as ``if``, and its loops over what it is started with."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ _PART = re.compile(
     r"|(?P<end>;;&?|;&)|\"(?:\\.|[^\"\\]){0,9999}+\"|'[^']{0,9999}+'|(?<!\S)\#[^\n]*|[^\s;]+|.",
     re.DOTALL,
 )
+# A loop over what the script itself is started with: while [[ $# -gt 0 ]]; do ... done.
+_OWN_OPTIONS = re.compile(
+    r"^([ \t]*)while\b[^\n]{0,200}(?:\$[#1]|\$\{[#1][:}-]|\bgetopts\b).*?^\1done\b",
+    re.MULTILINE | re.DOTALL,
+)
+_TOLD = "'options of the script itself: it is read as started without any'"
+# A variable that a script gives no value to, and Slurm neither.
+_UNSET = re.compile(r"^\$\{?(?!SLURM_)[A-Za-z_]\w*\}?$")
 # Characters of a pattern that is compared as text: what is quoted in it stands for itself.
 _LITERAL = re.compile(r"[\"'\\$`]")
 
@@ -21,11 +29,13 @@ _LITERAL = re.compile(r"[\"'\\$`]")
 def cases_as_ifs(script: str) -> str:
     """The script with ``if [ WORD case PATTERN ]; then``, ``elif``, ``else``, ``fi`` for ``case``.
 
-    Its lines stay where they are. A branch that falls through (``;&``) is read as one that ends.
+    Its lines stay where they are. A loop over its own options is none, as it is started without
+    any: its variables keep their defaults. A branch that falls through (``;&``) is one that ends.
     """
     words: list[str] = []  # of the cases that are open
     first = due = False  # whether the next word begins the first branch, or any
     read = []
+    script = _OWN_OPTIONS.sub(lambda loop: _TOLD + "\n" * loop[0].count("\n"), script)
     for part in _PART.finditer(script):
         text = part[0]
         if part["case"]:
@@ -55,7 +65,9 @@ def holds(tests: Sequence[Sequence[str]]) -> bool | None:
     """
     held = []
     for words in filter(None, tests):
-        told = [*words[2:-1], "=", ""] if words[1:2] == ["-z"] else words[1:-1]
+        told = [*words[1:-1]]
+        if words[1:2] == ["-z"]:
+            told = [_UNSET.sub("", word) for word in words[2:-1]] + ["=", ""]
         case = told[1:2] == ["case"]
         # Python has neither [^a] nor [[:digit:]].
         unknown = r"[$`]|\[[\^\[]" if case else r"[$`*?]"

@@ -61,6 +61,8 @@ def in_long(launcher: Sequence[str]) -> list[str]:
 
 def program(words: list[str]) -> tuple[str, bool, list[str], list[str]]:
     """A command's script or module, whether it is a module, its arguments, the launcher's words."""
+    if words and words[0] in WORDS["prints"]:
+        return "", False, words, []
     known = WORDS["commands"] if words and words[0] not in WORDS["no trainers"] else {}
     for index, word in enumerate(words):
         if word.endswith(".py") and Path(word).name not in WORDS["launchers"]:

@@ -258,7 +258,7 @@ def _warnings(pricing: Pricing, prediction: Prediction) -> Iterator[str]:
         share = float(np.mean(needed_s > limit_s))
         if share > TOLERATED_SHARE:
             yield (
-                f"warning: {100 * share:.2g} % of those that fit need longer than "
+                f"warning: {100 * share:.3g} % of those that fit need longer than "
                 f"trial.{name} ({duration(limit_s)}): up to {duration(needed_s.max())}, with "
                 f"{counted(steps, 'step')} of {duration(step_s.max())} and "
                 f"{duration(start_s)} to start"

@@ -70,6 +70,8 @@ class ModelKey(Described):
     text: str | dict[str, str] | None = None
     """the trainer's value if 'values' has none: a template of the record's fields, or
     expression: template; without {this field} in it, it is written but not read"""
+    same: dict[str, Scalar] = Field(default={})
+    """further texts of the trainer, as regular expressions, and the record's value; only read"""
     reads: str = ""
     """the record's value: a template of 'stated', the trainer's number, and of fields above"""
     default: Scalar | dict[str, Scalar] | None = None
@@ -108,6 +110,8 @@ class WrittenFile(Described):
     """its dotted paths are also options, which override it"""
     defaults: bool = False
     """its keys of the model are defaults, which contradict nothing"""
+    named: list[str] = Field(default=[])
+    """keys whose value may be the name of a further file, whose content takes its place"""
 
 
 class HabitRule(Described):
@@ -200,6 +204,8 @@ class AdapterFile(KnownTrainer):
     command: list[str] = Field(min_length=1)
     """argv before the options; {entry} is the user's script, or module behind python"""
     entry: str = Field(default="", description="the script, where the space names none")
+    entries: dict[str, dict[str, str]] = Field(default={})
+    """option or path: the script in its place where the value matches a regular expression"""
     options: Literal["--key value", "--key=value", "key=value"] = "--key value"
     """how an option is written"""
     file: WrittenFile | None = None
@@ -227,6 +233,10 @@ class AdapterFile(KnownTrainer):
     sequence_length: list[str] = Field(default=[])
     """options for the sequence length that scripts often have; only read"""
     batch: BatchProduct | None = None
+    usual: dict[Identifier, Scalar] = Field(default={})
+    """parameter: the trainer's own value, which a first space has where no option states one"""
+    unmodelled: dict[str, Scalar] = Field(default={})
+    """an option of models that the record has no field for: the only value that is accepted"""
     together: list[list[str]] = Field(default=[])
     """options that work only with the other stated ones of the group"""
 

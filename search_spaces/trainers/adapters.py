@@ -142,7 +142,8 @@ class _Adapting:
     def _habits(self) -> str | StatedHabits:
         """The framework, with the habits that the user's space and options state."""
         own, usual = self.spec.framework, self._framework()
-        said = {**self.spec.env, **self.stated.paths, **self.stated.options}
+        of_files = {**self.stated.further, **self.stated.paths}
+        said = {**self.spec.env, **of_files, **self.stated.options}
         of_framework = record(usual).stated_habits(said, absent=False)
         found = {**of_framework, **self.adapter.stated_habits(said, absent=True)}
         if any("expandable_segments:True" in value for value in self.spec.env.values()):
@@ -236,7 +237,7 @@ class _Adapting:
         return [text.replace(file.name, f"{{trial_dir}}/{file.name}") for text in file.arguments]
 
     def _program(self) -> list[str]:
-        entry = self.spec.entry or self.adapter.entry
+        entry = self.stated.entry
         if not entry and any("{entry}" in text for text in self.adapter.command):
             raise self.document.error(
                 ("trainer",), f"key 'entry' is missing: the script that {self.adapter.name} starts"

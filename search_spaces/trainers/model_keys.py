@@ -71,6 +71,8 @@ def contradiction(
             continue
         if stated.get(key.key) is None:
             continue
+        if name == "head_size" and model.kv_lora_rank:
+            continue
         there = _read(name, key, stated[key.key], _fields(model))
         if there is not None and there != here:
             return f"{key.key} {as_written(stated[key.key])}, the space's model has {name} {here}"
@@ -128,21 +130,25 @@ def implied(key: ModelKey, stated: Mapping[str, Any]) -> Scalar | None:
         if stated.get(option) is not None:
             found = values.get(str(stated[option]), values.get("*"))
             if found is not None:
-                return found
+                value: Scalar = stated[option] if found == "{stated}" else found
+                return value
     return None
 
 
 def _read(name: str, key: ModelKey, value: Any, fields: Mapping[str, Scalar]) -> Any:
     """A field of the record from the trainer's value; None if that cannot be read."""
-    for here, there in key.values.items():
+    for own, there in key.values.items():
         if there == value and isinstance(there, bool) == isinstance(value, bool):
-            return plain_scalar(here)
+            return plain_scalar(own)
     if key.reads and isinstance(value, int) and value > 0 and DEPTH in fields:
         return templates.value(key.reads, {**fields, "stated": value})
+    bare = re.sub(r"\s", "", str(value)).strip("()")  # lists have parentheses or none
+    for pattern, here in key.same.items():
+        if re.fullmatch(pattern, bare):
+            return here
     if key.text is None:
         return value
     template = _case(key.text, fields)
-    bare = re.sub(r"\s", "", str(value)).strip("()")  # lists have parentheses or none
     found = _pattern(name, template.strip("()")).fullmatch(bare) if template is not None else None
     return plain_scalar(found["value"]) if found and "value" in found.re.groupindex else None
 
@@ -181,4 +187,6 @@ def _fields(model: ModelConfig) -> dict[str, Scalar]:
     """A model's fields, derived defaults included."""
     shape = ModelShape(**model.model_dump())
     resolved = {"num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size}
+    if not model.kv_lora_rank:  # whose heads have sizes of their own
+        resolved["head_size"] = model.head_dim
     return {**shape.model_dump(exclude_none=True), **resolved}

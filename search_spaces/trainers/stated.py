@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from math import prod
+from pathlib import Path
 from typing import Any, Literal
 
 from foundation.documents import Document, by_dotted_path, document_of, plain_scalar
@@ -81,10 +82,29 @@ class StatedOptions:
         found = {key.key: model_keys.implied(key, stated) for key in keys}
         return {name: value for name, value in found.items() if value is not None}
 
+    @property
+    def entry(self) -> str:
+        """The script or recipe that is started; empty where none is known."""
+        usual = [
+            entry
+            for key, entries in self.adapter.entries.items()
+            for pattern, entry in entries.items()
+            if (value := self.value(key)) is not None and re.fullmatch(pattern, str(value))
+        ]
+        return self.spec.entry or next(iter(usual), self.adapter.entry)
+
+    @property
+    def further(self) -> dict[str, Any]:
+        """Values, by dotted path, of the files that the user's own file names."""
+        named = self.adapter.file.named if self.adapter.file else []
+        files = [self.file[key] for key in named if isinstance(self.file.get(key), dict)]
+        return {path: value for each in files for path, value in by_dotted_path(each).items()}
+
     @cached_property
     def keys(self) -> set[str]:
-        """Every option and path that is stated, and each prefix of a dotted one."""
-        return _prefixes({*self.options, *self.paths})
+        """Every option and path that has a value, and each prefix of a dotted one."""
+        stated = {**self.paths, **self.options}
+        return _prefixes([key for key, value in stated.items() if value is not None])
 
     def parameters(self) -> dict[str, Scalar]:
         """The value of each parameter of a space that an option states."""
@@ -97,7 +117,7 @@ class StatedOptions:
             if given:
                 found[name] = given[0]
         # The name of a recipe or a model's builder may state it: lora_finetune_distributed.
-        recipe = f"{self.spec.entry or self.adapter.entry} {self.value('model._component_')}"
+        recipe = f"{self.entry} {self.value('model._component_')}"
         words = re.findall(r"(?<![a-z])q?lora(?![a-z])", recipe)  # not of exploration/train.py
         if words and "tuning" in self.adapter.settings and "tuning" not in found:
             found["tuning"] = max(words, key=len)
@@ -154,6 +174,10 @@ class StatedOptions:
         Raises SpaceError if they describe another one than the space.
         """
         sizes = self.adapter.model
+        for key, plain in self.adapter.unmodelled.items():
+            if (value := self.of_model.get(key, plain)) not in (plain, None):
+                wrong = f"found {key} {value}, accepted {plain}: the record of {self.adapter.name}"
+                raise self.document.error(("trainer",), f"{wrong} has no such models")
         path = ("trainer", "args" if self.adapter.model_in == "arguments" else "config")
         if model is None:
             try:
@@ -207,10 +231,29 @@ class StatedOptions:
             raise self.document.error(
                 path, f"{self.adapter.name} has arguments only, accepted: them, in args"
             )
+        suffixes = [Path(name).suffix for name in (file.name, self.spec.config)]
+        if suffixes[0] == ".json" != suffixes[1]:
+            wrong = f"found {self.spec.config}, accepted a *.json file, such as {file.name}"
+            raise self.document.error(path, f"{wrong}: options of {self.adapter.name} are its args")
         base = config_files.read_base(self.document, path, self.spec.config)
         if file.underscores:
             base = {key.replace("-", "_"): value for key, value in base.items()}
+        for key in base.keys() & {*file.named}:
+            base[key] = self._further(base[key])
         return base
+
+    def _further(self, named: Any) -> Any:
+        """The content of a file by its name, as seen from a folder above the user's own file.
+
+        The name itself where there is no such file.
+        """
+        own = (Path(self.document.name).parent / str(self.spec.config)).absolute()
+        folders = [self.spec.workdir or own.parent, *own.parents]
+        paths = [Path(folder, named) for folder in folders] if isinstance(named, str) else []
+        found = next((path for path in paths if path.is_file()), None)
+        if found is None:
+            return named
+        return config_files.read_base(self.document, ("trainer", "config"), str(found))
 
 
 def _value(

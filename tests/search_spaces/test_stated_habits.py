@@ -110,6 +110,9 @@ ADAPTERS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ("neox", "", {"precision": "fp16", "attention-config": [[["flash"], 32]]},
      {"optimizer_always_sharded": False, "extra_gradient_bytes": (0, 0),
       "step_gradient_bytes": (4, 6)}),
+    ("neox", "", {"fp16": {"enabled": True, "loss_scale": 0}},
+     {"flash_attention": False, "optimizer_always_sharded": False,
+      "extra_gradient_bytes": (0, 0), "step_gradient_bytes": (4, 6)}),
     ("accelerate", "", {}, {}),
 ]  # fmt: skip
 

@@ -94,6 +94,21 @@ def test_a_scripts_name_says_lora_only_as_a_word(
         ),
         ("torchtune", "{model: {_component_: torchtune.models.qlora_x}}", {"tuning": "qlora"}),
         ("torchtune", "{model: {quantize_base: true}}", {"tuning": "qlora"}),
+        (
+            "torchtune",
+            "{model: {lora_attn_modules: [q_proj, v_proj, output_proj], apply_lora_to_mlp: true}}",
+            {"lora_targets": "linear"},
+        ),
+        (
+            "torchtune",
+            "{model: {lora_attn_modules: [q_proj, v_proj], apply_lora_to_mlp: false}}",
+            {"lora_targets": "qv"},
+        ),
+        (
+            "torchtune",
+            "{model: {lora_attn_modules: [q_proj, k_proj, v_proj, output_proj]}}",
+            {"lora_targets": "attention"},
+        ),
     ],
 )
 def test_a_trainers_own_file_says_what_is_tuned(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import search_spaces
 from search_spaces import SpaceError, check, load_space
 from workflows import launch_script
 from workflows.cli.main import main
@@ -345,3 +346,28 @@ def test_a_command_in_a_here_document_is_read(here: Path) -> None:
     found = launch_script.read(here / "launch.sh")
     assert (found.entry, found.ranks) == ("/opt/train.py", 4)
     assert found.arguments == ["--num-layers", "4", "--hidden-size", "64"]
+
+
+def test_a_padded_vocabulary_is_the_models(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = SCRIPT.replace("--vocab-size 51200", "--padded-vocab-size 50304")
+    (here / "launch.sh").write_text(script)
+    assert main(["init", "mine.yaml", *COMMON, "--args", "launch.sh"]) == 0
+    assert "--vocab-size is taken to be 50304" in capsys.readouterr().out
+    model = load_space(here / "mine.yaml").model
+    assert model is not None and model.vocab_size == 50304
+
+
+def test_files_are_named_as_seen_from_the_folder_of_the_space(here: Path) -> None:
+    (here / "spaces").mkdir()
+    for name in ("clusters/dgx_h100.yaml", "models/tiny.yaml"):
+        record = Path(search_spaces.__file__).parent / name
+        (here / record.name).write_text(record.read_text())
+    (here / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
+    args = ["--adapter", "deepspeed", "--cluster", "dgx_h100.yaml", "--config", "ds.json"]
+    file = here / "spaces" / "space.yaml"
+    args += ["--entry", "train.py", "--model", "tiny.yaml"]
+    assert main(["init", "spaces/space.yaml", *args]) == 0
+    assert load_space(file).parameters["zero_stage"].values[-1] == 3
+    assert "cluster: ../dgx_h100.yaml" in file.read_text()
+    assert "../tiny.yaml" in file.read_text()
+    assert "config: ../ds.json" in file.read_text()

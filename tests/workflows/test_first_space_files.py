@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from search_spaces import check, load_space
+from search_spaces import check, load_space, notes
 from workflows.cli.main import main
 
 
@@ -206,3 +206,186 @@ def test_files_that_a_trainer_merges_are_not_taken_for_one(
     assert "left out: local.yml" in capsys.readouterr().out
     command = load_space(here / "mine.yaml").trainer.command or []
     assert "train.py" in command and not {"6-7B.yml", "local.yml", "deepy.py"} & {*command}
+
+
+TUNED = """\
+model_name_or_path: meta-llama/Meta-Llama-3-8B
+finetuning_type: full
+cutoff_len: 2048
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 2
+bf16: true
+deepspeed: configs/ds.json
+"""
+OFFLOADED = """\
+{"train_batch_size": "auto", "zero_optimization": {"stage": 3, "overlap_comm": false,
+ "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}}
+"""
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_file_that_the_configuration_names_takes_the_place_of_its_name(
+    here: Path, capsys: pytest.CaptureFixture[str], missing: bool
+) -> None:
+    (here / "tasks").mkdir()
+    (here / "configs").mkdir()
+    (here / "tasks" / "sft.yaml").write_text(TUNED)
+    if not missing:
+        (here / "configs" / "ds.json").write_text(OFFLOADED)
+    told = ["--adapter", "llama-factory", "--cluster", "dgx_h100", "--model", "llama_8b"]
+    assert main(["init", *told, "--config", "tasks/sft.yaml"]) == 0
+    space = load_space(here / "space.yaml")
+    capsys.readouterr()
+    assert main(["check", "space.yaml"]) == 0
+    unread = "there is no configs/ds.json here, which your file names"
+    assert (unread in capsys.readouterr().out) == missing
+    assert ("zero_stage" in space.parameters) != missing
+    if not missing:
+        fixed = {name: space.parameters[name].values for name in space.parameters}
+        assert fixed["zero_stage"] == (2, 3)
+        assert fixed["offload_optimizer"] == fixed["offload_parameters"] == (True,)
+        config = {name: values[-1] for name, values in fixed.items()}
+        (written,) = space.files(config, "/t").values()
+        own = yaml.safe_load(written)["deepspeed"]
+        assert own["zero_optimization"] == {
+            "stage": 3, "overlap_comm": False, "offload_optimizer": {"device": "cpu"},
+            "offload_param": {"device": "cpu"},
+        }  # fmt: skip
+        assert "train_batch_size" not in own
+
+
+AXOLOTL = """\
+base_model: meta-llama/Meta-Llama-3-8B
+adapter: lora
+lora_dropout: 0
+sequence_len: 2048
+micro_batch_size: 1
+gradient_accumulation_steps: 4
+deepspeed:
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "parameters", "batch"),
+    [
+        ("fsdp:\nfsdp_config:\n", {"zero_stage": None, "offload_parameters": None}, 32),
+        (
+            "fsdp_version: 2\nfsdp_config: {offload_params: true, reshard_after_forward: false}\n"
+            "tensor_parallel_size: 2\n",
+            {"zero_stage": (2, 3), "offload_parameters": (True,), "tp": (2,)},
+            16,
+        ),
+        (
+            "fsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n"
+            "context_parallel_size: 4\n",
+            {"zero_stage": (2, 3), "offload_parameters": None, "cp": (4,)},
+            8,
+        ),
+    ],
+)
+def test_axolotls_empty_keys_say_nothing_and_its_fsdp_is_read(
+    here: Path, more: str, parameters: dict[str, object], batch: int
+) -> None:
+    (here / "job.yml").write_text(AXOLOTL + more)
+    told = ["--adapter", "axolotl", "--cluster", "dgx_h100", "--model", "llama_8b"]
+    assert main(["init", *told, "--config", "job.yml"]) == 0
+    space = load_space(here / "space.yaml")
+    read = {n: space.parameters[n].values if n in space.parameters else None for n in parameters}
+    assert read == parameters
+    assert space.parameters["lora_dropout"].values == (0.0,)
+    assert f"global_batch_size == {batch}" in [each.text for each in space.constraints]
+    assert space.program.habits.name == "peft"
+    assert check(space).valid > 0
+
+
+@pytest.mark.parametrize(
+    ("component", "entry", "recipe", "tuning"),
+    [
+        ("llama3_3.llama3_3_70b", [], "full_finetune_distributed", None),
+        ("llama3.lora_llama3_70b", [], "lora_finetune_distributed", ("lora",)),
+        ("qwen2.qwen2_7b", ["--entry", "knowledge_distillation"], "knowledge_distillation", None),
+    ],
+)
+def test_torchtunes_recipe_is_that_of_the_models_builder(
+    here: Path, component: str, entry: list[str], recipe: str, tuning: tuple[str] | None
+) -> None:
+    (here / "run.yaml").write_text(
+        f"model: {{_component_: torchtune.models.{component}}}\n"
+        "batch_size: 4\ngradient_accumulation_steps: 1\ntensor_parallel_dim: 4\n"
+    )
+    told = ["--adapter", "torchtune", "--cluster", "dgx_h100", "--model", "llama_8b", *entry]
+    assert main(["init", *told, "--config", "run.yaml"]) == 0
+    space = load_space(here / "space.yaml")
+    assert list(space.trainer.command or [])[:3] == ["tune", "run", recipe]
+    read = space.parameters.get("tuning")
+    assert (read and read.values) == tuning
+    assert space.parameters["tp"].values == (4,)
+    assert space.parameters["zero_stage"].values == (3,)  # FSDP, always
+    assert "global_batch_size == 8" in [each.text for each in space.constraints]
+
+
+def test_a_degree_that_a_framework_lacks_is_left_as_it_is(here: Path) -> None:
+    (here / "run.sh").write_text("accelerate launch --num_processes 8 train.py --lr 1e-4\n")
+    told = ["--adapter", "accelerate", "--cluster", "dgx_h100", "--model", "llama_8b"]
+    assert main(["init", *told, "--args", "run.sh"]) == 0
+    space = load_space(here / "space.yaml")
+    assert "tp" not in space.parameters  # whose variables would make a mesh for FSDP2
+    assert "FSDP_VERSION" not in space.trainer.env
+
+
+@pytest.mark.parametrize(
+    ("own", "parameters"),
+    [
+        ('"fp16": {"enabled": true}', {"precision": ("fp16",)}),
+        ('"bf16": {"enabled": true}', {"precision": ("bf16",)}),
+        (
+            '"precision": "bfloat16", "zero_optimization": {"stage": 1, "cpu_offload": true}',
+            {"precision": ("bf16",), "offload_optimizer": (True,)},
+        ),
+        (
+            '"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}',
+            {"offload_parameters": (True,)},
+        ),
+        ('"zero_optimization": {"stage": 1, "cpu_offload": false}', {}),
+    ],
+)
+def test_words_of_deepspeed_in_neoxs_file_are_read(
+    here: Path, own: str, parameters: dict[str, object]
+) -> None:
+    text = '"num_layers": 44, "seq_length": 2048, "train_batch_size": 64, "pos_emb": "rotary"'
+    (here / "own.yml").write_text(f"{{{text}, {own}}}")
+    told = ["--adapter", "neox", "--cluster", "dgx_h100", "--model", "gpt_neox_20b"]
+    assert main(["init", *told, "--config", "own.yml"]) == 0
+    space = load_space(here / "space.yaml")
+    names = [n for n in space.parameters if n == "precision" or n.startswith("offload")]
+    assert {name: space.parameters[name].values for name in names} == parameters
+    assert check(space).valid > 0
+    assert not any("offloading" in note for note in notes(space))
+
+
+@pytest.mark.parametrize(
+    ("quantize", "entry", "tuning"),
+    [("null", "finetune_lora", "lora"), ("bnb.nf4", "finetune_lora", "qlora"),
+     ("null", "finetune_full", None)],
+)  # fmt: skip
+def test_litgpts_own_file_is_read_and_its_weights_are_sharded(
+    here: Path, quantize: str, entry: str, tuning: str | None
+) -> None:
+    (here / "own.yaml").write_text(
+        f"checkpoint_dir: checkpoints/a\nprecision: bf16-true\nquantize: {quantize}\nlora_r: 32\n"
+        "train: {micro_batch_size: 2, global_batch_size: 32, max_seq_length: 512, epochs: 1}\n"
+    )
+    (here / "run.sh").write_text(f"litgpt {entry} --config own.yaml --train.micro_batch_size 1\n")
+    told = ["--adapter", "litgpt", "--cluster", "dgx_h100", "--model", "llama_8b"]
+    assert main(["init", *told, "--args", "run.sh"]) == 0
+    space = load_space(here / "space.yaml")
+    assert space.parameters["zero_stage"].values == (3,)
+    read = space.parameters.get("tuning")
+    assert (read and read.values) == (tuning and (tuning,))
+    config = {name: each.values[0] for name, each in space.parameters.items()}
+    (written,) = space.files(config, "/t").values()
+    assert yaml.safe_load(written)["checkpoint_dir"] == "checkpoints/a"
+    assert "epochs" not in yaml.safe_load(written)["train"]
+    command = space.command(config, "/t")
+    assert command[:4] == ("litgpt", entry, "--config", "run.yaml")
+    assert command.count("--train.micro_batch_size") == command.count("--config") == 1

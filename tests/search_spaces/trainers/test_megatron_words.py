@@ -108,3 +108,36 @@ def test_an_option_that_goes_with_others_states_nothing_by_itself(
     of_them = {"offload_optimizer", "zero_stage", "cuda_graphs"}
     expected = stated | ({"zero_stage"} if "zero_stage" in own else set())
     assert of_them & space.parameters.keys() == expected
+
+
+@pytest.mark.parametrize(("option", "gated"), [("--quick-geglu", True), ("--squared-relu", False)])
+def test_a_unit_that_another_function_gates_has_three_matrices(
+    load: Load, option: str, gated: bool
+) -> None:
+    sizes = "--num-layers 4 --hidden-size 256 --ffn-hidden-size 512 --num-attention-heads 8"
+    given = f"{sizes} --vocab-size 1000 --seq-length 128 {option}"
+    text = STAGES.format(layers=4, args=", ".join(given.split()), more="tp: 1")
+    space = load("".join(line + "\n" for line in text.splitlines() if line[:6] != "model:"))
+    assert space.model is not None
+    assert (space.model.activation == "swiglu") == gated
+    command = space.command({"pp": 1, "mbs": 1, "gas": 64, "tp": 1}, "/t")
+    assert command.count(option) == 1 and "--swiglu" not in command
+
+
+@pytest.mark.parametrize(("channels", "accepted"), [(32, True), (64, False)])
+def test_channels_of_a_head_are_compared_with_the_models(
+    load: Load, channels: int, accepted: bool
+) -> None:
+    text = STAGES.format(layers=4, args=f"--kv-channels, '{channels}'", more="tp: 1")
+    if accepted:
+        assert load(text).model is not None
+    else:
+        with pytest.raises(SpaceError, match=r"found kv-channels 64.*head_size 32"):
+            load(text)
+
+
+def test_experts_that_a_record_lacks_are_refused_not_left_out(load: Load) -> None:
+    text = STAGES.replace("megatron-lm, ", "megatron-deepspeed, entry: pretrain_gpt.py, ")
+    assert load(text.format(layers=4, args="--num-experts, '1'", more="tp: 1")).model is not None
+    with pytest.raises(SpaceError, match="found num-experts 128, accepted 1"):
+        load(text.format(layers=4, args="--num-experts, '128'", more="tp: 1"))

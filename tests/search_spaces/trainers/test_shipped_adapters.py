@@ -244,6 +244,9 @@ def test_megatrons_list_of_layers_with_experts_is_read() -> None:
     told = told_of(record_of("megatron-lm"), model)
     assert told["moe-layer-freq"] == "([0]*3+[1]*58)"
     assert model_keys.read(keys, {**told, "moe-layer-freq": 1}).dense_layers == 0  # type: ignore[union-attr]
+    for text, dense in (("([1]*61)", 0), ("[0]+[1]*60", 1)):
+        told_so = model_keys.read(keys, {**told, "moe-layer-freq": text})
+        assert told_so is not None and told_so.dense_layers == dense
     # As examples/megatron_fsdp/sbatch_mfsdp_deepseek_v3.sh of NVIDIA/Megatron-LM has it (d98e8a6).
     bare = model_keys.read(keys, {**told, "moe-layer-freq": "[0]*3+[1]*58"})
     assert bare is not None and bare.dense_layers == 3

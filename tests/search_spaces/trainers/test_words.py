@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -78,3 +79,69 @@ def test_words_that_users_pass_on_themselves_are_accepted(
     told = "recompute: [full, ful], precision: [bf16]"
     with pytest.raises(SpaceError, match="found 'ful', accepted by megatron-lm full, none, selec"):
         load(SPACE.format(args="", more=f"tp: 1, {told}"))
+
+
+@pytest.mark.parametrize("adapter", ["transformers", "trl"])
+@pytest.mark.parametrize(
+    ("fsdp", "stage", "offloads"),
+    [
+        ("full_shard auto_wrap offload", 3, True),
+        ("full_shard offload auto_wrap", 3, True),
+        ("shard_grad_op auto_wrap offload", 2, True),
+        ("full_shard auto_wrap", 3, False),
+        ("full_shard", 3, False),
+        ("shard_grad_op", 2, False),
+    ],
+)
+def test_words_of_fsdp_state_the_stage_and_offloading(
+    load: Load, adapter: str, fsdp: str, stage: int, offloads: bool
+) -> None:
+    space = load(
+        "version: 1\ncluster: dgx_h100\nmodel: llama_8b\n"
+        f"trainer: {{adapter: {adapter}, entry: train.py, args: [--fsdp, {fsdp}]}}\n"
+        "parameters: {num_nodes: 2, mbs: [1, 2], gas: 1}\n"
+        "objective: {maximize: samples_per_second}\n"
+    )
+    assert space.parameters["zero_stage"].values == (stage,)
+    assert ("offload_parameters" in space.parameters) is offloads
+    config = {name: each.values[0] for name, each in space.parameters.items()}
+    assert space.first_violation(config) is None
+    command = space.command(config, "/t")
+    last = len(command) - 1 - command[::-1].index("--fsdp")
+    words = "full_shard" if stage == 3 else "shard_grad_op"
+    assert command[last + 1] == f"{words} auto_wrap{' offload' if offloads else ''}"
+
+
+def test_a_file_of_another_format_than_the_trainers_is_told(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "sft.yaml").write_text("learning_rate: 1.0e-5\n")
+    with pytest.raises(SpaceError, match=r"found sft.yaml, accepted a \*.json file"):
+        load(
+            "version: 1\ncluster: dgx_h100\nmodel: llama_8b\n"
+            "trainer: {adapter: trl, config: sft.yaml}\n"
+            "parameters: {mbs: [1, 2], gas: 1}\nobjective: {maximize: samples_per_second}\n"
+        )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "stage"),
+    [
+        ("--trainer.strategy, FSDPStrategy, --trainer.strategy.sharding_strategy, FULL_SHARD", 3),
+        (
+            "--trainer.strategy, FSDPStrategy, --trainer.strategy.sharding_strategy, SHARD_GRAD_OP",
+            2,
+        ),
+        ("--trainer.strategy, fsdp", 3),
+        ("--trainer.strategy, ddp", 0),
+    ],
+)
+def test_lightnings_strategy_states_the_stage_and_stays(
+    load: Load, strategy: str, stage: int
+) -> None:
+    space = load(
+        "version: 1\ncluster: dgx_h100\nmodel: llama_8b\n"
+        f"trainer: {{adapter: lightning, entry: train.py, args: [fit, {strategy}]}}\n"
+        "parameters: {mbs: [1, 2], gas: 1}\nobjective: {maximize: samples_per_second}\n"
+    )
+    assert space.parameters["zero_stage"].values == (stage,)
+    config = {name: each.values[0] for name, each in space.parameters.items()}
+    assert {*strategy.split(", ")} <= {*space.command(config, "/t")}
