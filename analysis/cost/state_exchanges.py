@@ -172,8 +172,10 @@ def update_s(jobs: Jobs, machine: Machine) -> Array:
     """Seconds of AdamW."""
     share, whole = update_bytes(jobs, machine.framework)
     on_device = machine.constants.update * (share + whole) / machine.compute.memory_bytes_per_s
-    on_host = _host_update_s(jobs, machine, share)
-    return np.where(state_memory.updates_on_host(jobs, machine.framework), on_host, on_device)
+    on_host = state_memory.updates_on_host(jobs, machine.framework)
+    if not on_host.any():
+        return np.asarray(on_device)
+    return np.where(on_host, _host_update_s(jobs, machine, share), on_device)
 
 
 def _host_update_s(jobs: Jobs, machine: Machine, moved: Array) -> Array:
