@@ -22,8 +22,8 @@ from trainer.plan.exchange import Exchange
 from trainer.plan.jobs import Array, Jobs
 
 CPU_ADAM_BYTES_PER_S = 120e9
-"""Memory traffic of a node in DeepSpeed's CPU-Adam: 30 bytes of each of 10^9 parameters in 0.25 s
-on two Xeon 8168 (Ren et al. 2021, table 4)."""
+"""Memory traffic of a node in DeepSpeed's CPU-Adam. Assumed: 30 bytes of each of 10^9 parameters in
+0.25 s, as two sockets of 2018 reach; ``host_update`` learns the rest."""
 
 _OF_WEIGHTS = ("weights", "secondary")  # exchanges that frozen weights take part in
 

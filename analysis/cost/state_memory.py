@@ -22,8 +22,8 @@ from trainer.plan.sizes import table_weights
 from trainer.plan.states import DEGREES, masters_are_weights, state_bytes
 
 HOST_PROCESS_BYTES = 4.0 * 2**30
-"""Memory of a rank's process on the host: libraries, the driver's context, loaded data."""
-HOST_LOG_SD = 0.15  # of what a node's ranks need there
+"""Memory of a rank's process on the host: libraries, the driver's context, loaded data. Assumed."""
+HOST_LOG_SD = 0.15  # of what a node's ranks need there; assumed
 
 
 @kept_by("optimizer_always_sharded")

@@ -177,7 +177,9 @@ class StatedOptions:
         for key, plain in self.adapter.unmodelled.items():
             if (value := self.of_model.get(key, plain)) not in (plain, None):
                 wrong = f"found {key} {value}, accepted {plain}: the record of {self.adapter.name}"
-                raise self.document.error(("trainer",), f"{wrong} has no such models")
+                raise self.document.error(
+                    ("trainer",), f"{wrong} has no such models: write its trainer.command"
+                )
         path = ("trainer", "args" if self.adapter.model_in == "arguments" else "config")
         if model is None:
             try:
